@@ -1,0 +1,35 @@
+"""Which tensor is the gradient of which parameter: derived from the op table, so it cannot disagree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepgraph.ir.graph import Graph
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.table import row_of
+from stepgraph.ir.tensor import Kind, Tensor
+
+
+def param_gradients(graph: Graph) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Pairs of a parameter and its gradient, in order of the gradients.
+
+    A parameter that is read twice in the graph has one gradient, the sum.
+    """
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for op in graph.ops:
+        if op.phase is Phase.BACKWARD and op.role == "dw":
+            found.update((param.name, (param, grad)) for param, grad in _pairs(graph, op))
+    return tuple(found.values())
+
+
+def _pairs(graph: Graph, op: Op) -> Iterator[tuple[Tensor, Tensor]]:
+    forward = graph[op.of]
+    grads = next(g for g in row_of(forward.kind).grads if g.role == op.role)
+    for operand, out in zip(grads.of, op.outputs, strict=True):
+        if forward.inputs[operand].kind is Kind.PARAM:
+            yield forward.inputs[operand], _summed(graph, out)
+
+
+def _summed(graph: Graph, grad: Tensor) -> Tensor:
+    adds = [op for op in graph.users(grad) if op.kind == "grad_add"]
+    return adds[0].outputs[0] if adds else grad

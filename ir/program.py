@@ -1,0 +1,136 @@
+"""Programs: a layer is a graph, lowered once; a stage is a run-length list of layers.
+
+Between two neighbours lies a seam, where a kernel may span both. Totals of a stage are sums over its layers (and
+seams); `unroll` writes the same stage out as one long graph, and the two agree.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+
+import attrs
+
+from stepgraph.errors import did_you_mean
+from stepgraph.ir.graph import Graph, Ports
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.tensor import Tensor
+
+
+@attrs.frozen
+class Run:
+    """`count` equal templates in a row."""
+
+    template: str
+    count: int = 1
+
+
+@attrs.frozen
+class Seam:
+    """Where `left` hands the stream to `right`, `count` times in a stage."""
+
+    left: str
+    right: str
+    count: int
+
+
+@attrs.frozen
+class Stage:
+    """What one pipeline rank runs per micro-batch, in order, and the template that it runs once per step."""
+
+    runs: tuple[Run, ...]
+    step: str
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """Template names in order, written out."""
+        return tuple(run.template for run in self.runs for _ in range(run.count))
+
+    @property
+    def seams(self) -> tuple[Seam, ...]:
+        """Adjacent pairs with their counts: inside a run of n layers there are n - 1."""
+        found: dict[tuple[str, str], int] = {}
+        for run in self.runs:
+            if run.count > 1:
+                found[run.template, run.template] = found.get((run.template, run.template), 0) + run.count - 1
+        for left, right in pairwise(self.runs):
+            found[left.template, right.template] = found.get((left.template, right.template), 0) + 1
+        return tuple(Seam(left, right, count) for (left, right), count in found.items())
+
+
+@attrs.frozen
+class Program:
+    """One training step: templates and the stages that run them.
+
+    microbatches: how often per step a stage runs its templates; the step template runs once.
+    """
+
+    name: str
+    templates: tuple[Graph, ...]
+    stages: tuple[Stage, ...]
+    microbatches: int = 1
+
+    @cached_property
+    def by_name(self) -> MappingProxyType[str, Graph]:
+        """Templates by name."""
+        return MappingProxyType({graph.name: graph for graph in self.templates})
+
+    def __getitem__(self, name: str) -> Graph:
+        """The template of that name. Raises: KeyError with a suggestion."""
+        graph = self.by_name.get(name)
+        if graph is None:
+            raise KeyError(f"no template {name!r}; {did_you_mean(name, self.by_name)}")
+        return graph
+
+    def unroll(self, stage: int = 0) -> Graph:
+        """One stage as one long graph: forward of all its layers, backward in reverse, then the step."""
+        return unroll(self, self.stages[stage], f"{self.name}.stage{stage}")
+
+
+def unroll(program: Program, stage: Stage, name: str) -> Graph:
+    """Write a stage out: every layer under its own prefix, streams and gradients joined at the seams."""
+    layers = [_prefixed(program[t], f"L{i}.") for i, t in enumerate(stage.instances)]
+    joins = _joins(layers)
+    step = program[stage.step]
+    forward = [op for layer in layers for op in layer.phase(Phase.FORWARD)]
+    backward = [op for layer in reversed(layers) for op in layer.phase(Phase.BACKWARD)]
+    ops = tuple(_renamed(op, joins) for op in (*forward, *backward)) + step.ops
+    inside = {t.name for t in joins.values()}
+    outputs = tuple(t for layer in layers for t in layer.outputs if t.name not in inside) + step.outputs
+    facts = frozenset.intersection(*(layer.facts for layer in layers))
+    return Graph(name, ops, outputs, Ports(), facts)
+
+
+def _joins(layers: list[Graph]) -> dict[str, Tensor]:
+    """What each entering tensor is called where it is made: the neighbour's leaving tensor."""
+    joins: dict[str, Tensor] = {}
+    for left, right in pairwise(layers):
+        if right.ports.enters:
+            joins[right.ports.enters] = _made(left, left.ports.leaves)
+        if left.ports.grad_enters:
+            joins[left.ports.grad_enters] = _made(right, right.ports.grad_leaves)
+    return joins
+
+
+def _made(layer: Graph, name: str) -> Tensor:
+    return next(t for t in layer.producers[name].outputs if t.name == name)
+
+
+def _renamed(op: Op, joins: dict[str, Tensor]) -> Op:
+    if not any(t.name in joins for t in op.inputs):
+        return op
+    return attrs.evolve(op, inputs=tuple(joins.get(t.name, t) for t in op.inputs))
+
+
+def _prefixed(graph: Graph, prefix: str) -> Graph:
+    def tensor(t: Tensor) -> Tensor:
+        return attrs.evolve(t, name=prefix + t.name)
+
+    def op(o: Op) -> Op:
+        inputs, outputs = tuple(map(tensor, o.inputs)), tuple(map(tensor, o.outputs))
+        of = prefix + o.of if o.of else ""
+        return attrs.evolve(o, name=prefix + o.name, inputs=inputs, outputs=outputs, of=of)
+
+    ports = Ports(*(prefix + port if port else "" for port in attrs.astuple(graph.ports)))
+    return Graph(prefix + graph.name, tuple(map(op, graph.ops)), tuple(map(tensor, graph.outputs)), ports, graph.facts)

@@ -1,0 +1,123 @@
+"""What a row of the op table can say, and the counts that follow from it."""
+
+from __future__ import annotations
+
+import enum
+from math import prod
+
+import attrs
+
+from stepgraph.ir.op import Op
+
+
+class Rule(enum.Enum):
+    """Which cost rule an op is under."""
+
+    GEMM = "gemm"
+    ATTENTION = "attention"
+    HBM = "hbm"
+    COLLECTIVE = "collective"
+    POINT_TO_POINT = "p2p"
+    FREE = "free"  # a view: nothing runs
+
+
+class Flops(enum.Enum):
+    """How FLOPs follow from the loop nest; a multiply-add is 2.
+
+    CONTRACTION: 2 x the product of all letters. ATTENTION: 4 b s t h c (two matmuls), halved when causal.
+    ATTENTION_BACKWARD: 2.5 x that, because a flash kernel computes the scores once more. ADAMW: 11 per parameter.
+    NONE: vector work, which the HBM rule stands for.
+    """
+
+    CONTRACTION = "2 x letters"
+    ATTENTION = "4 b s t h c"
+    ATTENTION_BACKWARD = "10 b s t h c"
+    ADAMW = "11 p"
+    NONE = "-"
+
+
+_FLOPS_PER_POINT = {
+    Flops.CONTRACTION: 2,
+    Flops.ATTENTION: 4,
+    Flops.ATTENTION_BACKWARD: 10,
+    Flops.ADAMW: 11,
+}
+
+
+@attrs.frozen
+class Grad:
+    """One backward op of a kind.
+
+    role: "dx" or "dw". kind: the backward op's row. reads: its operands, in order: "dy<i>" the gradient of output
+    i, "x<i>" an operand of the forward op, "y<i>" an output of it. of: the operands whose gradients it yields.
+    """
+
+    role: str
+    kind: str
+    reads: tuple[str, ...]
+    of: tuple[int, ...]
+
+
+@attrs.frozen
+class Row:
+    """What one kind of op computes.
+
+    spec: its loop nest, einsum-like; "" means that the operands' own letters say it. whole: letters that no axis may
+    split. inner: letters that may be split although the op then pays collectives of its own. linear: a pending sum
+    may pass through. passes: operands that receive the output's gradient as it is. grads: its backward ops.
+    """
+
+    kind: str
+    rule: Rule
+    meaning: str
+    source: str
+    spec: str = ""
+    whole: str = ""
+    inner: str = ""
+    linear: bool = False
+    commutative: bool = False
+    flops: Flops = Flops.NONE
+    passes: tuple[int, ...] = ()
+    grads: tuple[Grad, ...] = ()
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether autograd has something to emit for it."""
+        return bool(self.grads or self.passes)
+
+
+Spec = tuple[tuple[str, ...], tuple[str, ...]]
+"""Letters of each operand and of each result."""
+
+
+def spec_of(op: Op, row: Row) -> Spec:
+    """The op's loop nest: the row's, or else the letters of its tensors."""
+    if not row.spec:
+        return tuple(t.dims for t in op.inputs), tuple(t.dims for t in op.outputs)
+    left, right = row.spec.split("->")
+    return tuple(left.split(",")), tuple(right.split(","))
+
+
+def extents(op: Op, row: Row) -> dict[str, int]:
+    """Trip count of every letter on one rank.
+
+    Where operands disagree (grouped-query attention has fewer key heads than query heads) the first operand counts.
+    """
+    reads, writes = spec_of(op, row)
+    sizes: dict[str, int] = {}
+    for letters, tensor in zip(reads + writes, op.inputs + op.outputs, strict=True):
+        for letter, size in zip(letters, tensor.local_shape, strict=True):
+            sizes.setdefault(letter, size)
+    return sizes
+
+
+def flops_of(op: Op, row: Row) -> int:
+    """FLOPs that one rank executes for the op.
+
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198) appendix A for matmuls and attention; Dao et al. 2022
+    (arXiv:2205.14135) for the recomputation in flash attention's backward.
+    """
+    if row.flops is Flops.NONE:
+        return 0
+    total = _FLOPS_PER_POINT[row.flops] * prod(extents(op, row).values())
+    return total // 2 if op.attr("causal") else total

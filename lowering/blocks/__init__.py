@@ -1,0 +1,1 @@
+"""Model blocks: each emits logical forward ops, with no parallelism in sight."""

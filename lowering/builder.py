@@ -1,0 +1,64 @@
+"""Writing a block: logical forward ops, one call per line, with no parallelism in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepgraph.ir.graph import Graph, Ports
+from stepgraph.ir.op import Attr, Op
+from stepgraph.ir.tensor import Kind, Tensor
+
+PIN = "pin"
+"""Pseudo-kind: the tensor joins the residual stream here and is placed like it. Placement resolves it."""
+
+
+class Builder:
+    """Collects the ops of one template. Lives for one lowering; blocks write to it.
+
+    Sizes of letters are learnt from operands, so a call names letters and never repeats sizes.
+    """
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.ops: list[Op] = []
+
+    def param(self, name: str, dims: str, shape: tuple[int, ...]) -> Tensor:
+        """A parameter."""
+        return Tensor(name, dims, shape, self.dtype, Kind.PARAM)
+
+    def tokens(self, name: str, batch: int, sequence: int) -> Tensor:
+        """Token ids or labels, [b s]."""
+        return Tensor(name, "bs", (batch, sequence), "int64", Kind.INPUT)
+
+    def stream(self, name: str, batch: int, sequence: int, hidden: int) -> Tensor:
+        """The residual stream as it enters a template, [b s d]."""
+        return Tensor(name, "bsd", (batch, sequence, hidden), self.dtype)
+
+    def op(self, kind: str, name: str, *inputs: Tensor, out: str, **attributes: Attr) -> Tensor:
+        """Emit an op with one result, whose letters are `out`."""
+        return self.many(kind, name, *inputs, outs=[self.like(name, out, inputs)], **attributes)[0]
+
+    def many(
+        self, kind: str, name: str, *inputs: Tensor, outs: Sequence[Tensor], **attributes: Attr
+    ) -> tuple[Tensor, ...]:
+        """Emit an op with the given results."""
+        module = name.split(".")[0]
+        pairs = tuple(sorted(attributes.items()))
+        self.ops.append(Op(name, kind, inputs, tuple(outs), pairs, module=module, origin="block"))
+        return tuple(outs)
+
+    def like(self, name: str, dims: str, inputs: Sequence[Tensor], dtype: str = "") -> Tensor:
+        """A result whose letters have the sizes that they have in the operands; the first operand counts."""
+        sizes = {letter: size for t in reversed(inputs) for letter, size in zip(t.dims, t.shape, strict=True)}
+        return Tensor(name, dims, tuple(sizes[letter] for letter in dims), dtype or self.dtype)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Say that the tensor joins the residual stream here."""
+        pinned = Tensor(f"{tensor.name}.pinned", tensor.dims, tensor.shape, tensor.dtype)
+        self.many(PIN, pinned.name, tensor, outs=[pinned])
+        return pinned
+
+    def graph(self, name: str, enters: Tensor | None, leaves: Tensor | None) -> Graph:
+        """The logical graph: what enters, what leaves."""
+        ports = Ports(enters.name if enters else "", leaves.name if leaves else "")
+        return Graph(name, tuple(self.ops), (leaves,) if leaves else (), ports)

@@ -1,0 +1,1 @@
+"""Real Hugging Face configurations that the package carries."""

@@ -1,0 +1,96 @@
+"""What has to divide what: a filled-in layout against a model, each refusal with the nearest values that work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from stepgraph.errors import Problem
+from stepgraph.lowering.model import Model
+from stepgraph.lowering.nearest import divisors, either, listed, multiples_around, nearest
+
+if TYPE_CHECKING:  # the layout module runs these checks
+    from stepgraph.lowering.layout import Layout
+
+_WORDS = {"heads": "heads", "kv-heads": "key/value heads", "ffn": "columns of the MLP", "vocab": "vocabulary entries"}
+
+
+def stages_problem(n_layers: int, stages: int) -> Problem:
+    """More pipeline stages than layers (code pp-layers)."""
+    what = f"{stages} stages for {n_layers} layers: a stage would be empty"
+    return Problem("pp-layers", "pp", what, f"1 to {n_layers}", f"nearest possible: {n_layers}")
+
+
+def _switch_problems(layout: Layout, model: Model) -> Iterator[Problem]:
+    if layout.sp and layout.tp == 1:
+        yield Problem("sp-needs-tp", "sp", "on without a tensor axis to split over", "tp of 2 or more, or sp off")
+    if layout.tp_regather and not layout.sp:
+        yield Problem("regather-needs-sp", "tp_regather", "on without sp: there is nothing to gather", "sp on, or off")
+
+
+def _tp_problems(layout: Layout, model: Model) -> Iterator[Problem]:
+    """What the tensor axis splits, each width against tp."""
+    widths = {
+        "heads": sorted({layer.attention.heads for layer in model.layers}),
+        "kv-heads": sorted({layer.attention.kv_heads for layer in model.layers}),
+        "ffn": sorted({layer.mlp.ffn for layer in model.layers}),
+        "vocab": [model.vocab],
+    }
+    common = math.gcd(*(width for group in widths.values() for width in group))
+    for name, group in widths.items():
+        yield from (_tp_problem(name, width, layout.tp, common) for width in group if width % layout.tp)
+
+
+def _tp_problem(name: str, width: int, tp: int, common: int) -> Problem:
+    notes = {
+        "kv-heads": "; replicated key/value heads are not modelled yet",
+        "vocab": "; padding of the vocabulary is not modelled yet",
+    }
+    what = f"tp = {tp} does not divide {width} {_WORDS[name]}{notes.get(name, '')}"
+    expected = f"tp that divides {width}: {listed(divisors(width))}"
+    fix = f"nearest tp that fits the whole model: {either(nearest(divisors(common), tp))}"
+    if name == "vocab":
+        padded = either(multiples_around(width, tp)[-1:])
+        fix += f"; or pad it in the config: --set vocab_size={padded}"
+    return Problem(f"tp-{name}", "tp", what, expected, fix)
+
+
+def _seq_problems(layout: Layout, model: Model) -> Iterator[Problem]:
+    seq = layout.seq or 1
+    if layout.sp and seq % layout.tp:
+        what = f"{seq} tokens do not divide by tp = {layout.tp}, which sp splits them by"
+        near = [value for value in multiples_around(seq, layout.tp) if _fits(value, model)]
+        yield Problem("sp-seq", "seq", what, f"a multiple of {layout.tp}", f"nearest: {either(near)}" if near else "")
+    if not _fits(seq, model):
+        what = f"{seq} tokens are more than the {model.max_positions} rows of the position table"
+        yield Problem("seq-positions", "seq", what, fix=f"nearest possible: {model.max_positions}")
+
+
+def _stage_problems(layout: Layout, model: Model) -> Iterator[Problem]:
+    if layout.pp > model.n_layers:
+        yield stages_problem(model.n_layers, layout.pp)
+
+
+def _batch_problems(layout: Layout, model: Model) -> Iterator[Problem]:
+    batch, share = layout.global_batch or 1, layout.dp * layout.micro_batch
+    if batch % share:
+        what = (
+            f"{batch} sequences are not a multiple of dp * micro_batch = {layout.dp} * {layout.micro_batch} = {share}"
+        )
+        near = either(multiples_around(batch, share))
+        yield Problem("batch-multiple", "global_batch", what, f"a multiple of {share}", f"nearest: {near}")
+
+
+def _fits(seq: int, model: Model) -> bool:
+    return seq <= model.max_positions or not model.learned_positions
+
+
+CHECKS: tuple[Callable[[Layout, Model], Iterable[Problem]], ...] = (
+    _switch_problems,
+    _tp_problems,
+    _seq_problems,
+    _stage_problems,
+    _batch_problems,
+)
+"""Every check of a filled-in layout against a model."""

@@ -1,0 +1,203 @@
+"""How a model is laid out on ranks: the parallel sizes, the batch, and what has to divide what.
+
+`Layout` holds what the user said, `resolve_layout` fills in the rest and refuses what cannot be, all at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from stepgraph.errors import InputError, Problem, did_you_mean, refuse
+from stepgraph.lowering.divisibility import CHECKS, stages_problem
+from stepgraph.lowering.model import Model
+from stepgraph.lowering.nearest import divisors, either, multiples_around, nearest, size_problem
+
+SIZES = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
+SINGLE_YET = ("cp", "ep", "etp", "vpp")
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b",)
+DEFAULT_SEQ = 4096
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """Parallel sizes and batch of one training step; None means "to be resolved".
+
+    tp, cp, ep, etp, pp, dp: sizes of the tensor, context, expert, expert-tensor, pipeline and data axes; vpp: model
+    chunks per pipeline stage; sp: split norms and residuals along the sequence over the tensor axis; tp_regather:
+    gather the sequence again in backward instead of saving the gathered copy; micro_batch: sequences per micro-batch
+    and data rank; global_batch: sequences per step; seq: tokens per sequence; recompute: activations that backward
+    computes again; zero: 0 = optimizer state on every rank, 1 = split over the data axis; schedule: pipeline order.
+    """
+
+    tp: int = 1
+    sp: bool | None = None
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    dp: int = 1
+    micro_batch: int = 1
+    global_batch: int | None = None
+    seq: int | None = None
+    recompute: str = "none"
+    zero: int = 1
+    schedule: str = "1f1b"
+    tp_regather: bool | None = None
+
+    @property
+    def gpus(self) -> int:
+        """How many ranks there are: tp * cp * pp * dp (experts reuse the same ranks)."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def n_microbatches(self) -> int:
+        """Micro-batches per step and pipeline: global_batch / (dp * micro_batch).
+
+        Raises: InputError (layout-unresolved) while the global batch is None.
+        """
+        if self.global_batch is None:
+            raise refuse("layout-unresolved", "global_batch", "is not known yet", fix="resolve the layout first")
+        return self.global_batch // (self.dp * self.micro_batch)
+
+
+def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
+    """The layout without a None in it, and a note for each thing that was assumed.
+
+    seq = min(4096, max positions); global_batch = dp * micro_batch * (1 if pp == 1 else 4 * pp); sp = tp > 1;
+    tp_regather = sp.
+
+    Raises: InputError with everything that is impossible at once: layout-value, layout-choice,
+    layout-not-modelled, sp-needs-tp, regather-needs-sp, tp-heads, tp-kv-heads, tp-ffn, tp-vocab, sp-seq, pp-layers,
+    batch-multiple, seq-positions. Each names the nearest values that are possible.
+    """
+    problems = _value_problems(layout) + _choice_problems(layout)
+    # What is wrong by itself is replaced, so that the rest is still checked against the model.
+    sound = attrs.evolve(layout, **{problem.where: _default(problem.where) for problem in problems})
+    problems += [problem for name in SINGLE_YET if (problem := _single_problem(sound, name))]
+    filled, notes = _filled(sound, model)
+    problems += [problem for check in CHECKS for problem in check(filled, model)]
+    if problems:
+        raise InputError(problems)
+    return filled, (*notes, *_length_notes(filled, model))
+
+
+def dp_from_gpus(gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
+    """The data-parallel size that uses every GPU: gpus / (tp * cp * pp).
+
+    Raises: InputError: layout-value for sizes that are no sizes, gpus-multiple with the nearest GPU counts, tp and pp.
+    """
+    sizes = {"gpus": gpus, "tp": tp, "cp": cp, "pp": pp}
+    problems = [problem for name, value in sizes.items() if (problem := size_problem(name, value))]
+    if problems:
+        raise InputError(problems)
+    model_ranks = tp * cp * pp
+    if gpus % model_ranks == 0:
+        return gpus // model_ranks
+    fixes = [f"gpus {either(multiples_around(gpus, model_ranks))}"]
+    fixes += _dividing_fix("tp", tp, gpus, cp * pp) + _dividing_fix("pp", pp, gpus, tp * cp)
+    what = f"{gpus} GPUs are not a multiple of tp * cp * pp = {tp} * {cp} * {pp} = {model_ranks}"
+    raise refuse("gpus-multiple", "gpus", what, f"a multiple of {model_ranks}", f"nearest: {'; '.join(fixes)}")
+
+
+def split_layers(n_layers: int, stages: int) -> tuple[int, ...]:
+    """How many layers each pipeline stage gets.
+
+    Every stage gets n_layers // stages; the remaining r = n_layers % stages layers go one each to r neighbouring
+    stages in the middle, the first of them at (stages - r) // 2. So the last stage, which carries the head, never
+    gets an extra one, and the first stage, which carries the embedding, only when r = stages - 1.
+
+    Raises: InputError (layout-value, pp-layers).
+    Source: Llama Team 2024, arXiv:2407.21783, section 3.3.2, takes one layer each from the first and last stage.
+    """
+    sizes = {"layers": n_layers, "stages": stages}
+    problems = [problem for name, value in sizes.items() if (problem := size_problem(name, value))]
+    if problems:
+        raise InputError(problems)
+    if stages > n_layers:
+        raise InputError([stages_problem(n_layers, stages)])
+    base, extra = divmod(n_layers, stages)
+    start = (stages - extra) // 2
+    return tuple(base + (start <= stage < start + extra) for stage in range(stages))
+
+
+def uneven_stages_note(n_layers: int, stages: int) -> str:
+    """What to tell the user when the layers do not divide evenly over the stages; empty when they do."""
+    if n_layers % stages == 0:
+        return ""
+    counts = split_layers(n_layers, stages)
+    shown = " ".join(map(str, counts)) if stages <= 16 else f"{min(counts)} or {max(counts)} each, more in the middle"
+    return f"pp: {n_layers} layers over {stages} stages are uneven ({shown}): the longest stage sets the pace"
+
+
+def _value_problems(layout: Layout) -> list[Problem]:
+    optional = [name for name in ("global_batch", "seq") if getattr(layout, name) is not None]
+    found = [size_problem(name, getattr(layout, name)) for name in (*SIZES, *optional)]
+    flags = [_flag_problem(name, getattr(layout, name)) for name in ("sp", "tp_regather")]
+    return [problem for problem in found + flags if problem]
+
+
+def _flag_problem(name: str, value: object) -> Problem | None:
+    if value is None or isinstance(value, bool):
+        return None
+    return Problem("layout-value", name, f"{str(value)[:40]!r} is not a switch", "True, False or None")
+
+
+def _choice_problems(layout: Layout) -> list[Problem]:
+    problems = []
+    if layout.recompute not in RECOMPUTE:
+        word = str(layout.recompute)[:40]
+        problems.append(Problem("layout-choice", "recompute", f"{word!r}", "", did_you_mean(word, RECOMPUTE)))
+    if layout.schedule not in SCHEDULES:
+        what = f"{str(layout.schedule)[:40]!r} is not modelled yet"
+        problems.append(Problem("layout-not-modelled", "schedule", what, "1f1b"))
+    if isinstance(layout.zero, bool) or not isinstance(layout.zero, int) or not 0 <= layout.zero <= 3:
+        problems.append(Problem("layout-value", "zero", f"{str(layout.zero)[:40]!r} is not a ZeRO stage", "0 or 1"))
+    elif layout.zero > 1:
+        what = f"{layout.zero} is not modelled yet: it splits gradients and parameters too"
+        problems.append(Problem("layout-not-modelled", "zero", what, "0 or 1", "nearest possible: 1"))
+    return problems
+
+
+def _default(name: str) -> Any:
+    return getattr(Layout(), name)
+
+
+def _single_problem(layout: Layout, name: str) -> Problem | None:
+    size = getattr(layout, name)
+    what = f"{name} = {size} is not modelled yet"
+    return Problem("layout-not-modelled", name, what, "1", "nearest possible: 1") if size > 1 else None
+
+
+def _filled(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
+    notes, wanted = [], layout
+    if layout.sp is None:
+        layout = attrs.evolve(layout, sp=layout.tp > 1)
+        notes += ["sp: on, because tp > 1"] if layout.sp else []
+    if layout.tp_regather is None:
+        layout = attrs.evolve(layout, tp_regather=layout.sp)
+        notes += ["tp_regather: on, because sp is on"] if layout.sp else []
+    if wanted.seq is None:
+        layout = attrs.evolve(layout, seq=min(DEFAULT_SEQ, model.max_positions))
+        notes.append(f"seq: {layout.seq} tokens, the smaller of {DEFAULT_SEQ} and {model.max_positions} positions")
+    if wanted.global_batch is None:
+        n = 1 if layout.pp == 1 else 4 * layout.pp
+        layout = attrs.evolve(layout, global_batch=layout.dp * layout.micro_batch * n)
+        why = "one micro-batch" if n == 1 else f"4 * pp = {n} micro-batches"
+        notes.append(f"global_batch: {layout.global_batch} sequences, {why} of {layout.micro_batch} on each dp rank")
+    return layout, tuple(notes)
+
+
+def _length_notes(layout: Layout, model: Model) -> tuple[str, ...]:
+    seq = layout.seq or DEFAULT_SEQ
+    if seq <= model.max_positions:
+        return ()
+    return (f"seq: {seq} tokens are more than the {model.max_positions} positions that the model is meant for",)
+
+
+def _dividing_fix(name: str, value: int, gpus: int, others: int) -> list[str]:
+    near = nearest(divisors(gpus // others), value) if gpus % others == 0 else []
+    return [f"{name} {either(near)}"] if near else []

@@ -1,0 +1,70 @@
+"""Buckets: where the seconds of one rank go. They add up to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import MappingProxyType
+
+import attrs
+
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import row_of
+
+_AXIS_BUCKETS = MappingProxyType({"tp": "tp", "ends": "pp_transfer"})
+
+
+@attrs.frozen
+class Buckets:
+    """Seconds by cause. hbm: bandwidth-bound ops of the model; optimizer: those of the step; pp_transfer: activations
+    on the link; pp_wait: blocked in a pipeline call; idle: nothing left to do until the step ends."""
+
+    gemm: float = 0.0
+    attention: float = 0.0
+    hbm: float = 0.0
+    tp: float = 0.0
+    ep: float = 0.0
+    cp: float = 0.0
+    pp_transfer: float = 0.0
+    pp_wait: float = 0.0
+    dp: float = 0.0
+    launch: float = 0.0
+    optimizer: float = 0.0
+    idle: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return sum(attrs.astuple(self))
+
+    def __add__(self, other: Buckets) -> Buckets:
+        return Buckets(*(a + b for a, b in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+
+    def __mul__(self, times: float) -> Buckets:
+        return Buckets(*(a * times for a in attrs.astuple(self)))
+
+
+NAMES = tuple(field.name for field in attrs.fields(Buckets))
+"""Bucket names in order."""
+
+
+def bucket_of(op: Op) -> str:
+    """The bucket of an op's own time; "" for stage boundaries, whose time the pipeline decides."""
+    rule = row_of(op.kind).rule
+    if rule is Rule.POINT_TO_POINT:
+        return ""
+    if rule is Rule.COLLECTIVE:
+        return _AXIS_BUCKETS.get(op.group[0].name, "dp")
+    if rule in (Rule.GEMM, Rule.ATTENTION):
+        return rule.value
+    return "optimizer" if op.phase is Phase.STEP else "hbm"
+
+
+def gather_buckets(ops: Iterable[Op], seconds: Iterable[float]) -> Buckets:
+    """Sum the seconds of ops into their buckets."""
+    totals: dict[str, float] = {}
+    for op, time in zip(ops, seconds, strict=True):
+        name = bucket_of(op)
+        if name:
+            totals[name] = totals.get(name, 0.0) + time
+    return Buckets(**totals)

@@ -1,0 +1,97 @@
+"""costs: FLOPs, bytes, kernels and seconds of every op of a graph, by the three rules."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from stepgraph.hwtargets.links import GroupGeometry
+from stepgraph.ir.graph import Graph
+from stepgraph.ir.op import Op
+from stepgraph.ir.rows import Row, Rule, flops_of
+from stepgraph.ir.table import row_of
+from stepgraph.ir.tensor import Axis
+from stepgraph.passes.base import Setting
+from stepgraph.passes.collective import collective_s, comm_bytes, geometry_of, hop_s
+from stepgraph.passes.gemm import compute_s
+from stepgraph.passes.profiles import kernels_of, operand_bytes
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@attrs.frozen(eq=False)
+class Costs:
+    """One number per op, by its position in `graph.ops`, for one rank and one execution.
+
+    compute_s, hbm_s, comm_s: seconds under each rule; an op is under one, AdamW under two. roofline_s: what
+    max(F / peak, B / beta) would have said, without efficiencies, collectives at nothing.
+    """
+
+    graph: Graph
+    flops: Ints
+    hbm_bytes: Ints
+    comm_bytes: Ints
+    kernels: Ints
+    compute_s: Floats
+    hbm_s: Floats
+    comm_s: Floats
+    roofline_s: Floats
+
+    @property
+    def time_s(self) -> Floats:
+        """Seconds of each op, its launch not included."""
+        return self.compute_s + self.hbm_s + self.comm_s
+
+
+def costs(graph: Graph, setting: Setting) -> Costs:
+    """Cost every op of a graph.
+
+    GEMM F / (peak eta); HBM c B / (reachable beta); collectives by the ring or all-to-all rule; AdamW's 11 FLOPs per
+    parameter at the peak, as the source text has it. Raises: UnknownKindError, never a silent zero.
+    """
+    geometries: dict[tuple[Axis, ...], GroupGeometry] = {}
+    found = [_cost(op, row_of(op.kind), setting, geometries) for op in graph.ops]
+    columns = list(zip(*found, strict=True)) or [()] * 8
+    ints = [np.array(column, dtype=np.int64) for column in columns[:4]]
+    floats = [np.array(column, dtype=np.float64) for column in columns[4:]]
+    return Costs(graph, *ints, *floats)
+
+
+_Numbers = tuple[int, int, int, int, float, float, float, float]
+
+
+def _cost(op: Op, row: Row, setting: Setting, geometries: dict[tuple[Axis, ...], GroupGeometry]) -> _Numbers:
+    execution = setting.profile[op.kind]
+    kernels = kernels_of(op, execution)
+    if row.rule is Rule.FREE:
+        return 0, 0, 0, kernels, 0.0, 0.0, 0.0, 0.0
+    if row.rule in (Rule.COLLECTIVE, Rule.POINT_TO_POINT):
+        size = comm_bytes(op)
+        return 0, 0, size, kernels, 0.0, 0.0, _comm_s(op, row, size, setting, geometries), 0.0
+    flops, traffic = flops_of(op, row), operand_bytes(op, execution)
+    return _on_chip(op, row, flops, traffic, kernels, setting)
+
+
+def _comm_s(op: Op, row: Row, size: int, setting: Setting, geometries: dict[tuple[Axis, ...], GroupGeometry]) -> float:
+    if row.rule is Rule.POINT_TO_POINT:
+        return hop_s(op, size, setting.target)
+    geometry = geometries.get(op.group)
+    if geometry is None:
+        geometry = geometries[op.group] = geometry_of(op.group, setting.target.scale_up.domain or 1)
+    return collective_s(op, size, setting.target, geometry)
+
+
+def _on_chip(op: Op, row: Row, flops: int, traffic: int, kernels: int, setting: Setting) -> _Numbers:
+    hbm = setting.target.hbm
+    peak = setting.target.peak_flops_per_s(_math_dtype(op))
+    roofline = max(flops / peak, traffic / hbm.bandwidth_bytes_per_s)
+    if row.rule in (Rule.GEMM, Rule.ATTENTION):
+        return flops, traffic, 0, kernels, compute_s(op, row, flops, setting), 0.0, 0.0, roofline
+    return flops, traffic, 0, kernels, flops / peak, traffic / hbm.effective_bytes_per_s, 0.0, roofline
+
+
+def _math_dtype(op: Op) -> str:
+    """The type whose peak applies: the narrowest floating type that the op touches, as in the source's F_peak."""
+    return next((t.dtype for t in (*op.inputs, *op.outputs) if t.dtype in ("bf16", "fp16", "fp8")), "fp32")

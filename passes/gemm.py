@@ -1,0 +1,54 @@
+"""The compute rule: F / (peak x eta), for matmuls and attention."""
+
+from __future__ import annotations
+
+from math import prod
+
+from stepgraph.hwtargets.efficiency import eta_constant, eta_shape_gemm, eta_shape_sdpa
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.rows import Row, Rule, extents, spec_of
+from stepgraph.passes.base import Setting
+
+ROLES = ("fwd", "dx", "dw")
+
+
+def role_of(op: Op) -> str:
+    """Which of an op's efficiencies applies: forward (recomputed too), input gradient or weight gradient."""
+    return op.role if op.phase is Phase.BACKWARD and op.role in ROLES else "fwd"
+
+
+def gemm_shape(op: Op, row: Row) -> tuple[int, int, int]:
+    """M, N, K of a contraction of A and B on one rank.
+
+    K: letters that A and B share and the result lacks. M: letters of A in the result; N: those of B.
+    """
+    reads, writes = spec_of(op, row)
+    sizes = extents(op, row)
+    kept = set(writes[0])
+    m = prod(sizes[letter] for letter in reads[0] if letter in kept)
+    n = prod(sizes[letter] for letter in reads[1] if letter in kept)
+    k = prod(sizes[letter] for letter in reads[0] if letter not in kept)
+    return m, n, k
+
+
+def compute_s(op: Op, row: Row, flops: int, setting: Setting) -> float:
+    """Seconds under the compute rule: F / (peak eta).
+
+    The efficiency is the named op's constant, or the shape law's. GEMMs stay on this rule whatever their intensity.
+    Source: How to Think About Asymptotic Times, rule 1.
+    """
+    peak = setting.target.peak_flops_per_s(op.inputs[0].dtype)
+    return flops / (peak * efficiency(op, row, setting))
+
+
+def efficiency(op: Op, row: Row, setting: Setting) -> float:
+    """The fraction of the dense peak that the op reaches."""
+    role = role_of(op)
+    if setting.eta == "constant":
+        return eta_constant(setting.target, str(op.attr("family", "gemm")), role)
+    if row.rule is Rule.ATTENTION:
+        sizes = extents(op, row)
+        return eta_shape_sdpa(setting.target, sizes["t"], sizes["c"], role)
+    m, n, k = gemm_shape(op, row)
+    accumulates = role == "dw"
+    return eta_shape_gemm(setting.target, m, n, k, role=role, out_bytes=4 if accumulates else 2, accumulate=accumulates)

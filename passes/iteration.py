@@ -1,0 +1,199 @@
+"""iteration: a costed program becomes the time of one step, by the source's closed form and by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import numpy as np
+
+from stepgraph.ir.graph import Graph
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.program import Program, Stage
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import row_of
+from stepgraph.passes.base import Setting
+from stepgraph.passes.buckets import Buckets, gather_buckets
+from stepgraph.passes.collective import hop_s
+from stepgraph.passes.costing import Costs, costs
+from stepgraph.passes.launch import launch_s
+from stepgraph.passes.pipeline.orders import one_f_one_b
+from stepgraph.passes.pipeline.simulation import PipelineRun, RankRun, simulate
+
+
+@attrs.frozen
+class Part:
+    """What one phase of a template (or of a stage) costs: seconds by bucket, and counts."""
+
+    buckets: Buckets = Buckets()
+    kernels: int = 0
+    flops: int = 0
+    hbm_bytes: int = 0
+    comm_bytes: int = 0
+    roofline_s: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """Seconds, launches included."""
+        return self.buckets.total
+
+    def __add__(self, other: Part) -> Part:
+        return Part(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+
+    def __mul__(self, times: int) -> Part:
+        return Part(*(a * times for a in _values(self)))
+
+
+def _values(part: Part) -> tuple[object, ...]:
+    return tuple(getattr(part, field.name) for field in attrs.fields(Part))
+
+
+@attrs.frozen
+class StageCost:
+    """One stage: forward and backward of a micro-batch, and the step before and after the gradient norm.
+
+    All stages wait for each other at the norm, so what lies before it and after it is kept apart.
+    """
+
+    forward: Part
+    backward: Part
+    before_norm: Part
+    after_norm: Part
+
+    @property
+    def micro_batch(self) -> Part:
+        """Forward and backward together."""
+        return self.forward + self.backward
+
+    @property
+    def step(self) -> Part:
+        """What runs once per step."""
+        return self.before_norm + self.after_norm
+
+
+@attrs.frozen
+class Iteration:
+    """The time of one step.
+
+    step_s: simulated. closed_form_s: (n + P - 1) x mean stage time + the longest step part. pipeline: the run.
+    buckets: seconds by cause for every stage; each adds up to step_s.
+    """
+
+    step_s: float
+    closed_form_s: float
+    bubble_closed_form: float
+    bubble_simulated: float
+    stages: tuple[StageCost, ...]
+    pipeline: PipelineRun
+    buckets: tuple[Buckets, ...]
+
+    @property
+    def slowest(self) -> int:
+        """The stage with the most work per micro-batch: the one that the others wait for."""
+        return max(range(len(self.stages)), key=lambda i: (self.stages[i].micro_batch.time_s, -i))
+
+
+def iterate(program: Program, setting: Setting) -> Iteration:
+    """Cost a program and put its stages through the pipeline.
+
+    Source: How to Think About Asymptotic Times, section 8 (closed form); Narayanan et al. 2021 (arXiv:2104.04473)
+    for 1F1B; NVIDIA/Megatron-LM megatron/core/pipeline_parallel/p2p_communication.py for blocking batched calls.
+    """
+    costed = {graph.name: costs(graph, setting) for graph in program.templates}
+    stages = cost_stages(program, costed, setting)
+    forward, backward = _hops(program, costed, setting)
+    return time_step(stages, program.microbatches, forward, backward)
+
+
+def cost_stages(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[StageCost, ...]:
+    """Stage totals: every template once, times how often the stage runs it."""
+    parts = {name: _template_parts(cost, setting) for name, cost in costed.items()}
+    return tuple(_stage(stage, parts) for stage in program.stages)
+
+
+_Parts = tuple[Part, Part, Part, Part]
+
+
+def _stage(stage: Stage, parts: Mapping[str, _Parts]) -> StageCost:
+    forward = backward = Part()
+    for run in stage.runs:
+        forward += parts[run.template][0] * run.count
+        backward += parts[run.template][1] * run.count
+    return StageCost(forward, backward, *parts[stage.step][2:])
+
+
+def _template_parts(cost: Costs, setting: Setting) -> _Parts:
+    """Forward, backward, and the step up to and after the gradient norm."""
+    ops = cost.graph.ops
+    norm = next((i for i, op in enumerate(ops) if op.kind == "grad_norm"), len(ops))
+    forward = [i for i, op in enumerate(ops) if op.phase is Phase.FORWARD]
+    backward = [i for i, op in enumerate(ops) if op.phase is Phase.BACKWARD]
+    step = [i for i, op in enumerate(ops) if op.phase is Phase.STEP]
+    before, after = [i for i in step if i <= norm], [i for i in step if i > norm]
+    return tuple(part_of(cost, chosen, setting) for chosen in (forward, backward, before, after))  # type: ignore[return-value]
+
+
+def part_of(cost: Costs, chosen: Sequence[int], setting: Setting) -> Part:
+    """Sum the costs of some ops of a graph, by position."""
+    ops = [cost.graph.ops[i] for i in chosen]
+    index = np.array(chosen, dtype=np.int64)
+    kernels = int(cost.kernels[index].sum())
+    buckets = gather_buckets(ops, cost.time_s[index].tolist()) + Buckets(launch=launch_s(kernels, setting.target))
+    sums = (int(column[index].sum()) for column in (cost.flops, cost.hbm_bytes, cost.comm_bytes))
+    return Part(buckets, kernels, *sums, float(cost.roofline_s[index].sum()))
+
+
+def _hops(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[list[float], list[float]]:
+    """Seconds of every stage boundary, forwards and backwards."""
+    boundaries = len(program.stages) - 1
+    if not boundaries:
+        return [], []
+    send = costed["send"]
+    return (
+        [_hop(send, 0, index, setting) for index in range(boundaries)],
+        [_hop(send, 1, index, setting) for index in range(boundaries)],
+    )
+
+
+def _hop(cost: Costs, position: int, boundary: int, setting: Setting) -> float:
+    return hop_s(cost.graph.ops[position], int(cost.comm_bytes[position]), setting.target, boundary)
+
+
+def time_step(
+    stages: Sequence[StageCost], microbatches: int, hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]
+) -> Iteration:
+    """Put costed stages through 1F1B and the step that follows it.
+
+    step = max over stages of (pipeline end + before the norm), then the longest part after the norm.
+    """
+    order = one_f_one_b(len(stages), microbatches)
+    forward = [stage.forward.time_s for stage in stages]
+    backward = [stage.backward.time_s for stage in stages]
+    run = simulate(order, forward, backward, hops_forward_s, hops_backward_s)
+    norm_s = max(rank.end_s + stage.before_norm.time_s for rank, stage in zip(run.ranks, stages, strict=True))
+    step_s = norm_s + max(stage.after_norm.time_s for stage in stages)
+    return Iteration(
+        step_s,
+        closed_form_s(stages, microbatches),
+        (len(stages) - 1) / microbatches,
+        run.makespan_s / (microbatches * max(map(sum, zip(forward, backward, strict=True)))) - 1,
+        tuple(stages),
+        run,
+        tuple(_fill(stage, rank, microbatches, step_s) for stage, rank in zip(stages, run.ranks, strict=True)),
+    )
+
+
+def closed_form_s(stages: Sequence[StageCost], microbatches: int) -> float:
+    """The source's sum: n t + (P - 1) t + the step, with t the mean stage time of a micro-batch.
+
+    It spreads all layers evenly and knows no transfers, so it equals the simulation only for equal stages.
+    """
+    mean = sum(stage.micro_batch.time_s for stage in stages) / len(stages)
+    return (microbatches + len(stages) - 1) * mean + max(stage.step.time_s for stage in stages)
+
+
+def _fill(stage: StageCost, rank: RankRun, microbatches: int, step_s: float) -> Buckets:
+    work = stage.micro_batch.buckets * microbatches + stage.step.buckets
+    pipeline = Buckets(pp_transfer=rank.transfer_s, pp_wait=rank.wait_s)
+    busy = work + pipeline
+    return busy + Buckets(idle=max(0.0, step_s - busy.total))

@@ -1,0 +1,1 @@
+"""Pipeline schedules: orders as data, one event simulation."""

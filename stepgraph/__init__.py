@@ -1,0 +1,1 @@
+"""stepgraph: one training step, operator by operator."""

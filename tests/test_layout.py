@@ -1,0 +1,199 @@
+"""Layouts: what is filled in, what is refused, and the nearest values that are offered instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepgraph.errors import InputError, Problem
+from stepgraph.lowering.huggingface import load_model
+from stepgraph.lowering.layout import Layout, dp_from_gpus, resolve_layout, split_layers, uneven_stages_note
+from stepgraph.lowering.model import Model
+
+LLAMA = load_model("llama-3-8b")  # 32 heads, 8 key/value heads, ffn 14336, vocab 128256, 32 layers, 8192 positions
+GPT3 = load_model("gpt-3-175b")  # 96 heads, 2048 learned positions
+GPT2_XL = load_model("gpt2-xl")  # 25 heads, vocab 50257, 1024 learned positions
+
+
+def refused(model: Model = LLAMA, **fields: Any) -> dict[str, Problem]:
+    with pytest.raises(InputError) as caught:
+        resolve_layout(attrs.evolve(Layout(), **fields), model)
+    return {problem.code: problem for problem in caught.value.problems}
+
+
+def test_the_smallest_layout_is_filled_in_and_says_so() -> None:
+    layout, notes = resolve_layout(Layout(), LLAMA)
+    assert (layout.sp, layout.tp_regather, layout.seq, layout.global_batch) == (False, False, 4096, 1)
+    assert layout.gpus == 1
+    assert layout.n_microbatches == 1
+    assert [note.split(":")[0] for note in notes] == ["seq", "global_batch"]
+
+
+def test_defaults_follow_the_sizes() -> None:
+    layout, notes = resolve_layout(Layout(tp=8, pp=4, dp=2, micro_batch=3), LLAMA)
+    assert (layout.sp, layout.tp_regather) == (True, True)
+    assert layout.gpus == 8 * 4 * 2
+    assert layout.n_microbatches == 4 * 4
+    assert layout.global_batch == 2 * 3 * 16
+    assert [note.split(":")[0] for note in notes] == ["sp", "tp_regather", "seq", "global_batch"]
+
+
+def test_what_the_user_said_is_kept_and_needs_no_note() -> None:
+    said = Layout(tp=2, sp=False, tp_regather=False, seq=1024, global_batch=8, dp=4)
+    assert resolve_layout(said, LLAMA) == (said, ())
+    assert said.n_microbatches == 8 // 4
+
+
+def test_an_unresolved_layout_has_no_microbatches_yet() -> None:
+    with pytest.raises(InputError, match="layout-unresolved"):
+        _ = Layout().n_microbatches
+
+
+def test_default_sequence_is_capped_by_the_positions() -> None:
+    assert resolve_layout(Layout(), GPT2_XL)[0].seq == 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"tp": 0}, "layout-value"),
+        ({"pp": -1}, "layout-value"),
+        ({"dp": True}, "layout-value"),
+        ({"tp": "8"}, "layout-value"),
+        ({"tp": 8.0}, "layout-value"),
+        ({"dp": 10**5000}, "layout-value"),
+        ({"micro_batch": None}, "layout-value"),
+        ({"seq": 0}, "layout-value"),
+        ({"global_batch": False}, "layout-value"),
+        ({"sp": 1}, "layout-value"),
+        ({"tp_regather": "yes"}, "layout-value"),
+        ({"zero": -1}, "layout-value"),
+        ({"zero": True}, "layout-value"),
+        ({"recompute": "ful"}, "layout-choice"),
+        ({"recompute": ["full"]}, "layout-choice"),
+        ({"schedule": "zb-h1"}, "layout-not-modelled"),
+        ({"zero": 3}, "layout-not-modelled"),
+        ({"cp": 2}, "layout-not-modelled"),
+        ({"ep": 2}, "layout-not-modelled"),
+        ({"etp": 2}, "layout-not-modelled"),
+        ({"vpp": 2}, "layout-not-modelled"),
+        ({"sp": True}, "sp-needs-tp"),
+        ({"tp": 2, "sp": False, "tp_regather": True}, "regather-needs-sp"),
+        ({"tp": 3}, "tp-heads"),
+        ({"tp": 16}, "tp-kv-heads"),
+        ({"tp": 5}, "tp-ffn"),
+        ({"tp": 512}, "tp-vocab"),
+        ({"tp": 8, "seq": 4095}, "sp-seq"),
+        ({"pp": 33}, "pp-layers"),
+        ({"dp": 4, "global_batch": 6}, "batch-multiple"),
+    ],
+)
+def test_each_impossible_layout_has_its_code(fields: dict[str, Any], code: str) -> None:
+    assert code in refused(**fields)
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    found = refused(tp=3, pp=40, dp=4, global_batch=7, cp=2, micro_batch=0, recompute="some")
+    expected = {"tp-heads", "tp-kv-heads", "tp-ffn", "sp-seq", "pp-layers", "batch-multiple"}
+    assert expected | {"layout-not-modelled", "layout-value", "layout-choice"} == set(found)
+
+
+def test_nearest_tp_fits_every_width() -> None:
+    # 14336 = 2**11 * 7 and 128256 = 2**8 * 3 * 167, so with 8 key/value heads only 1, 2, 4 and 8 divide everything
+    assert refused(tp=3)["tp-heads"].fix.endswith("2 or 4")
+    assert refused(tp=16)["tp-kv-heads"].fix.endswith(" 8")
+
+
+def test_an_odd_vocabulary_names_its_divisors_and_a_padded_size() -> None:
+    problem = refused(GPT2_XL, tp=5)["tp-vocab"]
+    assert problem.expected.endswith("1, 29, 1733, 50257")  # 29 * 1733 = 50257
+    assert "vocab_size=50260" in problem.fix  # 5 * 10052
+    assert resolve_layout(Layout(tp=5, seq=1000), load_model("gpt2-xl", {"vocab_size": 50260}))[0].sp
+
+
+def test_nearest_batches_and_sequences() -> None:
+    assert refused(dp=4, micro_batch=2, global_batch=20)["batch-multiple"].fix == "nearest: 16 or 24"
+    assert refused(dp=4, micro_batch=2, global_batch=3)["batch-multiple"].fix == "nearest: 8"
+    assert refused(tp=8, seq=1001)["sp-seq"].fix == "nearest: 1000 or 1008"
+    assert refused(pp=33)["pp-layers"].fix == "nearest possible: 32"
+
+
+def test_a_position_table_is_a_limit_and_rotary_positions_are_not() -> None:
+    assert "2048" in refused(GPT3, seq=4096)["seq-positions"].fix
+    _, notes = resolve_layout(Layout(seq=16384, global_batch=1), LLAMA)
+    assert len(notes) == 1
+    assert "16384" in notes[0]
+
+
+def test_data_parallel_size() -> None:
+    assert dp_from_gpus(64, tp=8, cp=1, pp=4) == 2
+    assert dp_from_gpus(7) == 7
+
+
+def test_gpus_that_do_not_divide_name_the_nearest() -> None:
+    with pytest.raises(InputError) as caught:
+        dp_from_gpus(100, tp=8, cp=1, pp=1)
+    assert caught.value.problems[0].code == "gpus-multiple"
+    assert "gpus 96 or 104" in caught.value.problems[0].fix
+    assert "tp 5 or 10" in caught.value.problems[0].fix
+
+
+@pytest.mark.parametrize("bad", [0, -8, True, "8", 8.0, None])
+def test_sizes_that_are_no_sizes(bad: Any) -> None:
+    with pytest.raises(InputError, match="layout-value"):
+        dp_from_gpus(bad)
+    with pytest.raises(InputError, match="layout-value"):
+        split_layers(32, bad)
+
+
+def test_remaining_layers_go_to_the_middle() -> None:
+    assert split_layers(32, 4) == (8, 8, 8, 8)
+    assert split_layers(33, 4) == (8, 9, 8, 8)
+    assert split_layers(34, 4) == (8, 9, 9, 8)
+    assert split_layers(35, 4) == (9, 9, 9, 8)
+    assert split_layers(126, 16) == (7, *[8] * 14, 7)
+    assert split_layers(3, 2) == (2, 1)
+    assert split_layers(7, 1) == (7,)
+
+
+def test_more_stages_than_layers() -> None:
+    with pytest.raises(InputError, match="pp-layers"):
+        split_layers(4, 5)
+
+
+@given(n_layers=st.integers(1, 400), stages=st.integers(1, 400))
+def test_every_split_is_balanced_and_complete(n_layers: int, stages: int) -> None:
+    if stages > n_layers:
+        return
+    counts = split_layers(n_layers, stages)
+    assert len(counts) == stages
+    assert sum(counts) == n_layers
+    assert max(counts) - min(counts) <= 1
+    assert counts[-1] == n_layers // stages
+
+
+def test_uneven_stages_are_said() -> None:
+    assert uneven_stages_note(32, 4) == ""
+    assert "8 9 9 8" in uneven_stages_note(34, 4)
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 40), st.integers(), st.floats(), st.text(max_size=3), st.just([1])
+)
+
+
+@given(fields=st.dictionaries(st.sampled_from([field.name for field in attrs.fields(Layout)]), values, max_size=5))
+def test_any_layout_is_resolved_or_refused(fields: dict[str, Any]) -> None:
+    try:
+        layout, _ = resolve_layout(Layout(**fields), GPT3)
+    except InputError as error:
+        assert error.problems
+        return
+    assert layout.n_microbatches >= 1
+    assert layout.seq is not None
+    assert layout.sp is not None
+    assert layout.tp_regather is not None
