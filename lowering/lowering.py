@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from stepgraph.ir.graph import Graph
@@ -49,6 +50,12 @@ def logical_templates(model: Model, batch: int, sequence: int) -> tuple[Graph, .
         parts.append(_layer(model, layer, batch, sequence))
     parts.append(_head(model, batch, sequence))
     return tuple(parts)
+
+
+def count_parts(model: Model, batch: int, sequence: int) -> tuple[tuple[Graph, int], ...]:
+    """The logical templates with how often each stands in the model."""
+    counts = Counter(layer.name for layer in model.layers)
+    return tuple((graph, counts.get(graph.name, 1)) for graph in logical_templates(model, batch, sequence))
 
 
 def _embedding(model: Model, batch: int, sequence: int) -> Graph:

@@ -1,51 +1,15 @@
-"""The placement algebra: a mesh axis splits one letter of an op, and everything else follows.
-
-The one rule, for the letter that an axis splits: an operand that has it is split on it, one that lacks it is
-replicated; a result that has it is split on it, one that lacks it is a pending sum. An axis that splits no letter
-replicates all. "+" stands for a pending sum that a linear op lets through.
-"""
+"""Choosing letters: which letter of an op each mesh axis splits. What follows from the choice is the one rule."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stepgraph.ir.op import Op
+from stepgraph.ir.placement import PENDING, At, dual_place, operand_place, result_place
 from stepgraph.ir.rows import Row, Spec
-from stepgraph.ir.tensor import Axis, Kind, Place, Placement, Tensor
+from stepgraph.ir.tensor import Axis, Kind, Tensor
 
-PENDING = "+"
-"""The letter of an axis whose pending sum passes through a linear op."""
-
-At = Mapping[str, str]
-"""Axis name to the letter that it splits; axes that split none are absent."""
-
-
-def operand_place(letters: str, at: At, axes: Sequence[Axis]) -> Place:
-    """How an operand with these letters must be placed."""
-    placements = []
-    for axis in axes:
-        letter = at.get(axis.name, "")
-        if letter == PENDING:
-            placements.append(Placement(axis, None))
-        elif letter and letter in letters:
-            placements.append(Placement(axis, letters.index(letter)))
-    return tuple(placements)
-
-
-def result_place(letters: str, at: At, axes: Sequence[Axis], inner: str = "") -> Place:
-    """How a result with these letters is placed; `inner` letters leave no pending sum behind."""
-    placements = []
-    for axis in axes:
-        letter = at.get(axis.name, "")
-        if not letter or (letter in inner and letter not in letters):
-            continue
-        placements.append(Placement(axis, letters.index(letter) if letter in letters else None))
-    return tuple(placements)
-
-
-def dual_place(place: Place) -> Place:
-    """How the gradient of a tensor placed so must be: split stays split, replicated and pending become replicated."""
-    return tuple(placement for placement in place if placement.dim is not None)
+__all__ = ["PENDING", "At", "dual_place", "operand_place", "result_place", "choose_letters"]
 
 
 def choose_letters(op: Op, row: Row, spec: Spec, inputs: Sequence[Tensor], axes: Sequence[Axis]) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Buckets:
     @property
     def total(self) -> float:
         """Their sum."""
-        return sum(attrs.astuple(self))
+        return float(sum(attrs.astuple(self)))
 
     def __add__(self, other: Buckets) -> Buckets:
         return Buckets(*(a + b for a, b in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
@@ -56,7 +56,7 @@ def bucket_of(op: Op) -> str:
     if rule is Rule.COLLECTIVE:
         return _AXIS_BUCKETS.get(op.group[0].name, "dp")
     if rule in (Rule.GEMM, Rule.ATTENTION):
-        return rule.value
+        return "gemm" if rule is Rule.GEMM else "attention"
     return "optimizer" if op.phase is Phase.STEP else "hbm"
 
 

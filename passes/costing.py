@@ -54,9 +54,9 @@ def costs(graph: Graph, setting: Setting) -> Costs:
     geometries: dict[tuple[Axis, ...], GroupGeometry] = {}
     found = [_cost(op, row_of(op.kind), setting, geometries) for op in graph.ops]
     columns = list(zip(*found, strict=True)) or [()] * 8
-    ints = [np.array(column, dtype=np.int64) for column in columns[:4]]
-    floats = [np.array(column, dtype=np.float64) for column in columns[4:]]
-    return Costs(graph, *ints, *floats)
+    flops, hbm, comm, kernels = (np.array(column, dtype=np.int64) for column in columns[:4])
+    times = [np.array(column, dtype=np.float64) for column in columns[4:]]
+    return Costs(graph, flops, hbm, comm, kernels, *times)
 
 
 _Numbers = tuple[int, int, int, int, float, float, float, float]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
 
-from stepgraph.ir.graph import Graph
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import Phase
 from stepgraph.ir.program import Program, Stage
-from stepgraph.ir.rows import Rule
-from stepgraph.ir.table import row_of
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.collective import hop_s
@@ -38,14 +35,24 @@ class Part:
         return self.buckets.total
 
     def __add__(self, other: Part) -> Part:
-        return Part(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        return Part(
+            self.buckets + other.buckets,
+            self.kernels + other.kernels,
+            self.flops + other.flops,
+            self.hbm_bytes + other.hbm_bytes,
+            self.comm_bytes + other.comm_bytes,
+            self.roofline_s + other.roofline_s,
+        )
 
     def __mul__(self, times: int) -> Part:
-        return Part(*(a * times for a in _values(self)))
-
-
-def _values(part: Part) -> tuple[object, ...]:
-    return tuple(getattr(part, field.name) for field in attrs.fields(Part))
+        return Part(
+            self.buckets * times,
+            self.kernels * times,
+            self.flops * times,
+            self.hbm_bytes * times,
+            self.comm_bytes * times,
+            self.roofline_s * times,
+        )
 
 
 @attrs.frozen
@@ -130,7 +137,12 @@ def _template_parts(cost: Costs, setting: Setting) -> _Parts:
     backward = [i for i, op in enumerate(ops) if op.phase is Phase.BACKWARD]
     step = [i for i, op in enumerate(ops) if op.phase is Phase.STEP]
     before, after = [i for i in step if i <= norm], [i for i in step if i > norm]
-    return tuple(part_of(cost, chosen, setting) for chosen in (forward, backward, before, after))  # type: ignore[return-value]
+    return (
+        part_of(cost, forward, setting),
+        part_of(cost, backward, setting),
+        part_of(cost, before, setting),
+        part_of(cost, after, setting),
+    )
 
 
 def part_of(cost: Costs, chosen: Sequence[int], setting: Setting) -> Part:
@@ -139,8 +151,8 @@ def part_of(cost: Costs, chosen: Sequence[int], setting: Setting) -> Part:
     index = np.array(chosen, dtype=np.int64)
     kernels = int(cost.kernels[index].sum())
     buckets = gather_buckets(ops, cost.time_s[index].tolist()) + Buckets(launch=launch_s(kernels, setting.target))
-    sums = (int(column[index].sum()) for column in (cost.flops, cost.hbm_bytes, cost.comm_bytes))
-    return Part(buckets, kernels, *sums, float(cost.roofline_s[index].sum()))
+    flops, hbm, comm = (int(column[index].sum()) for column in (cost.flops, cost.hbm_bytes, cost.comm_bytes))
+    return Part(buckets, kernels, flops, hbm, comm, float(cost.roofline_s[index].sum()))
 
 
 def _hops(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[list[float], list[float]]:

@@ -28,8 +28,9 @@ class Problem:
 
     def __str__(self) -> str:
         expected = f"; expected {self.expected}" if self.expected else ""
-        fix = f". {self.fix[0].upper()}{self.fix[1:]}." if self.fix else ""
-        return f"{self.where}: {self.what}{expected}{fix} [{self.code}]"
+        fix = f". {self.fix[0].upper()}{self.fix[1:]}" if self.fix else ""
+        end = "" if fix.endswith(("?", "!", ".")) or not fix else "."
+        return f"{self.where}: {self.what}{expected}{fix}{end} [{self.code}]"
 
 
 class InputError(ValueError):

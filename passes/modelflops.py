@@ -1,0 +1,102 @@
+"""Model FLOPs and parameters: what the model is, whatever the layout.
+
+Model FLOPs are those of the matmuls: backward is twice forward, recomputation and what a flash kernel computes again
+do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from stepgraph.ir.graph import Graph
+from stepgraph.ir.op import Op
+from stepgraph.ir.rows import Rule, flops_of
+from stepgraph.ir.table import row_of
+from stepgraph.ir.tensor import Tensor
+
+INPUT_TABLES = ("embedding", "position_add")
+"""Kinds whose parameter is looked up by token or position, not multiplied with."""
+
+FAMILIES = ("qkv", "sdpa", "attn_out", "mlp_up", "mlp_down", "lm_head")
+"""Families of matmuls, in the order of the model."""
+
+
+@attrs.frozen
+class Family:
+    """FLOPs of one family: forward, input gradient and weight gradient (attention has no weights: all in dgrad)."""
+
+    fwd: int
+    dgrad: int
+    wgrad: int
+
+    @property
+    def total(self) -> int:
+        """All three."""
+        return self.fwd + self.dgrad + self.wgrad
+
+
+@attrs.frozen
+class Params:
+    """Parameters of a model. active: those that a token passes through; embedding: input tables among them.
+
+    multiplied: the active ones without the input embedding, unless the head is tied to it: the N of 6 N.
+    """
+
+    total: int
+    active: int
+    embedding: int
+    multiplied: int
+
+
+def count_flops(parts: Iterable[tuple[Graph, int]], *, attention: str = "causal") -> dict[str, Family]:
+    """FLOPs by family of logical forward graphs, each times how often it runs.
+
+    attention: "causal" halves the square, "full" counts all of it. Backward is twice forward, for attention too.
+    """
+    found: dict[str, Family] = {}
+    for graph, count in parts:
+        for op in graph.ops:
+            if row_of_matmul(op):
+                name = str(op.attr("family"))
+                found[name] = _plus(found.get(name, Family(0, 0, 0)), op, count, attention)
+    return {name: found[name] for name in FAMILIES if name in found}
+
+
+def row_of_matmul(op: Op) -> bool:
+    """Whether the op is a matmul or attention. Pins, which are resolved by placement, are not."""
+    return op.kind != "pin" and row_of(op.kind).rule in (Rule.GEMM, Rule.ATTENTION)
+
+
+def _plus(family: Family, op: Op, count: int, attention: str) -> Family:
+    row = row_of(op.kind)
+    counted = attrs.evolve(op, attrs=()) if attention == "full" else op
+    fwd = flops_of(counted, row) * count
+    if row.rule is Rule.ATTENTION:
+        return Family(family.fwd + fwd, family.dgrad + 2 * fwd, 0)
+    return Family(family.fwd + fwd, family.dgrad + fwd, family.wgrad + fwd)
+
+
+def count_params(parts: Iterable[tuple[Graph, int]]) -> Params:
+    """Parameters of logical graphs, each times how often it stands in the model; a tied table is one parameter."""
+    seen: dict[str, tuple[Tensor, int]] = {}
+    lookups: dict[str, int] = {}
+    multiplied: set[str] = set()
+    for graph, count in parts:
+        for op in graph.ops:
+            for t in op.inputs:
+                if t in graph.params:
+                    seen[t.name] = (t, count * t.elements)
+                    _note(op, t, lookups, multiplied)
+    total = sum(elements for _, elements in seen.values())
+    embedding = sum(lookups.values())
+    only_looked_up = sum(elements for name, elements in lookups.items() if name not in multiplied)
+    return Params(total, total, embedding, total - only_looked_up)
+
+
+def _note(op: Op, tensor: Tensor, lookups: dict[str, int], multiplied: set[str]) -> None:
+    if op.kind in INPUT_TABLES:
+        lookups[tensor.name] = tensor.elements
+    else:
+        multiplied.add(tensor.name)

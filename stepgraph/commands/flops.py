@@ -1,0 +1,49 @@
+"""`stepgraph flops`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+import click
+
+from stepgraph.commands.options import JSON_OPTION, MODEL_OPTIONS, model_from, options, positive
+
+EPILOG = """\b
+Examples:
+  stepgraph flops llama-3-8b --seq 4096
+  stepgraph flops config.json --seq 4100 --micro-batch 2 --attention full --json
+"""
+
+
+@click.command("flops", epilog=EPILOG)
+@options(MODEL_OPTIONS)
+@click.option("--seq", type=int, default=4096, show_default=True, help="Tokens per sequence.")
+@click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences.")
+@click.option(
+    "--attention",
+    type=click.Choice(["causal", "full"]),
+    default="causal",
+    show_default=True,
+    help="Count half of the attention square, or all of it.",
+)
+@JSON_OPTION
+def command(config: str, overrides: tuple[str, ...], seq: int, micro_batch: int, attention: str, as_json: bool) -> None:
+    """Parameters and matmul FLOPs of the whole model, by family; backward is twice forward."""
+    from stepgraph.lowering.lowering import count_parts
+    from stepgraph.passes.modelflops import count_flops, count_params
+
+    model = model_from(config, overrides)
+    parts = count_parts(model, positive("micro-batch", micro_batch), positive("seq", seq))
+    params, families = count_params(parts), count_flops(parts, attention=attention)
+    if as_json:
+        click.echo(json.dumps({"params": attrs.asdict(params), "families": _to_json(families)}, indent=2))
+        return
+    from stepgraph.tables import show_flops
+
+    show_flops(model, params, families, seq, micro_batch, attention)
+
+
+def _to_json(families: dict[str, Any]) -> dict[str, dict[str, int]]:
+    return {name: {"fwd": f.fwd, "bwd": f.dgrad} if name == "sdpa" else attrs.asdict(f) for name, f in families.items()}

@@ -1,0 +1,110 @@
+"""`stepgraph graph`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepgraph.commands.options import (
+    COST_OPTIONS,
+    LAYOUT_OPTIONS,
+    MODEL_OPTIONS,
+    layout_from,
+    model_from,
+    options,
+    target_from,
+)
+from stepgraph.errors import did_you_mean, refuse
+
+if TYPE_CHECKING:
+    from stepgraph.ir.graph import Graph
+    from stepgraph.ir.program import Program
+    from stepgraph.passes.costing import Costs
+
+EPILOG = """\b
+Examples:
+  stepgraph graph llama-3-8b --tp 8 -o layer.svg       a layer as a picture, with costs
+  stepgraph graph llama-3-8b --tp 8                    the same as text
+  stepgraph graph llama-3-8b --template head --no-costs
+  stepgraph graph llama-3-8b --pp 8 --stage 0          a whole stage, written out
+  stepgraph graph llama-3-8b --list                    which templates and stages there are
+"""
+
+
+@click.command("graph", epilog=EPILOG)
+@options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS)
+@click.option("--template", help="Which template: embedding, dense, head, step, ...  [default: the first layer's]")
+@click.option("--stage", type=int, help="A pipeline stage with all its layers, instead of a template.")
+@click.option("--list", "list_only", is_flag=True, help="List templates and stages.")
+@click.option("--costs/--no-costs", default=True, show_default=True, help="Write the cost of every op.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Picture or text file: svg png pdf dot txt.")
+def command(
+    config: str,
+    overrides: tuple[str, ...],
+    target: str,
+    profile: str,
+    eta: str,
+    template: str | None,
+    stage: int | None,
+    list_only: bool,
+    costs: bool,
+    output: Path | None,
+    **layout: Any,
+) -> None:
+    """The op graph of one layer (or another template, or a whole stage), forward facing backward.
+
+    Without -o the graph is printed as text, one op per line.
+    """
+    from stepgraph.lowering.lowering import lower
+    from stepgraph.passes.base import setting
+    from stepgraph.passes.costing import costs as cost_pass
+
+    program = lower(model_from(config, overrides), layout_from(layout))
+    chosen_setting = setting(target_from(target), profile, eta)
+    if list_only:
+        _list(program)
+        return
+    graph = _choose(program, template, stage)
+    cost = cost_pass(graph, chosen_setting) if costs else None
+    _write(graph, cost, output)
+
+
+def _list(program: Program) -> None:
+    for graph in program.templates:
+        click.echo(f"{graph.name}: {len(graph.ops)} ops")
+    for index, stage in enumerate(program.stages):
+        runs = ", ".join(run.template + (f" x {run.count}" if run.count > 1 else "") for run in stage.runs)
+        click.echo(f"stage {index}: {runs} | {stage.step}")
+
+
+def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
+    if stage is not None and template is not None:
+        raise refuse("template-or-stage", "--stage", "--template and --stage were both given", "one of them")
+    if stage is not None:
+        if not 0 <= stage < len(program.stages):
+            raise refuse("stage", "--stage", f"there is no stage {stage}", f"0 to {len(program.stages) - 1}")
+        return program.unroll(stage)
+    name = template or program.stages[0].runs[1].template
+    if name not in program.by_name:
+        raise refuse("template", "--template", f"no template {name!r}", fix=did_you_mean(name, program.by_name))
+    return program[name]
+
+
+def _write(graph: Graph, cost: Costs | None, output: Path | None) -> None:
+    from stepgraph.ir.text import dump
+    from stepgraph.opnotes import cost_columns, op_notes
+
+    if output is None:
+        click.echo(dump(graph, cost_columns(cost) if cost else None), nl=False)
+        return
+    from stepgraph.ir.drawing import to_dot
+    from stepgraph.rendering import render
+
+    if output.suffix == ".txt":
+        output.write_text(dump(graph, cost_columns(cost) if cost else None))
+        engine = "text"
+    else:
+        engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=graph.name), output)
+    click.echo(f"{output}: {len(graph.ops)} ops ({engine})", err=True)

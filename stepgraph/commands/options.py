@@ -1,0 +1,96 @@
+"""Options that several commands share, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import attrs
+import click
+
+from stepgraph.errors import refuse
+from stepgraph.hwtargets.reading import load_target
+from stepgraph.hwtargets.target import Target
+from stepgraph.lowering.huggingface import load_model, parse_override
+from stepgraph.lowering.layout import Layout, dp_from_gpus
+from stepgraph.lowering.model import Model
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LAYOUT_OPTIONS = (
+    click.option("--gpus", type=int, help="GPUs in all; dp = gpus / (tp cp pp).  [default: tp cp pp]"),
+    click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks."),
+    click.option("--sp/--no-sp", default=None, help="Sequence parallelism.  [default: on when tp > 1]"),
+    click.option(
+        "--tp-regather/--no-tp-regather",
+        default=None,
+        help="Gather sequence-split activations again in backward (Megatron) or keep them (DTensor).  [default: as --sp]",
+    ),
+    click.option("--cp", type=int, default=1, show_default=True, help="Context-parallel ranks."),
+    click.option("--ep", type=int, default=1, show_default=True, help="Expert-parallel ranks."),
+    click.option("--etp", type=int, default=1, show_default=True, help="Expert-tensor-parallel ranks."),
+    click.option("--pp", type=int, default=1, show_default=True, help="Pipeline stages."),
+    click.option("--vpp", type=int, default=1, show_default=True, help="Model chunks per pipeline stage."),
+    click.option("--zero", type=int, default=1, show_default=True, help="ZeRO stage: 0 or 1."),
+    click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences per micro-batch."),
+    click.option("--global-batch", type=int, help="Sequences per step.  [default: dp micro-batch, x 4 pp when pp > 1]"),
+    click.option("--seq", type=int, help="Tokens per sequence.  [default: 4096 or the model's limit]"),
+    click.option("--recompute", default="none", show_default=True, help="none, selective (core attention) or full."),
+    click.option("--schedule", default="1f1b", show_default=True, help="Pipeline schedule."),
+)
+
+COST_OPTIONS = (
+    click.option(
+        "--target", default="h100", show_default=True, help="Target name or TOML file; see `stepgraph targets`."
+    ),
+    click.option("--profile", default="reference", show_default=True, help="HBM passes: reference or exact."),
+    click.option("--eta", default="constant", show_default=True, help="GEMM efficiency: constant per op, or shape."),
+)
+
+MODEL_OPTIONS = (
+    click.argument("config"),
+    click.option(
+        "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the config; repeatable."
+    ),
+)
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def options(*groups: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
+    """Apply groups of options, first one first in the help."""
+
+    def apply(function: F) -> F:
+        for option in reversed([option for group in groups for option in group]):
+            function = option(function)
+        return function
+
+    return apply
+
+
+def model_from(config: str, overrides: tuple[str, ...]) -> Model:
+    """The model of a CONFIG argument and its --set options."""
+    return load_model(config, dict(parse_override(text) for text in overrides))
+
+
+def target_from(name: str) -> Target:
+    """The target of a --target option."""
+    return load_target(name)
+
+
+def layout_from(values: Mapping[str, Any]) -> Layout:
+    """The layout of the layout options. Raises: InputError when --gpus is not a multiple of what a replica needs."""
+    names = {field.name for field in attrs.fields(Layout)} - {"dp"}
+    chosen = {name: values[name] for name in names}
+    gpus = values["gpus"]
+    if gpus is None:
+        return Layout(**chosen)
+    sizes = {name: values[name] for name in ("tp", "cp", "pp")}
+    return Layout(dp=dp_from_gpus(gpus, **sizes), **chosen)
+
+
+def positive(name: str, value: int) -> int:
+    """A size that is at least 1. Raises: InputError."""
+    if value < 1:
+        raise refuse("value", f"--{name}", f"{value} is no size", "a whole number of at least 1")
+    return value

@@ -1,0 +1,69 @@
+"""`stepgraph predict`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from stepgraph.commands.options import (
+    COST_OPTIONS,
+    JSON_OPTION,
+    LAYOUT_OPTIONS,
+    MODEL_OPTIONS,
+    layout_from,
+    model_from,
+    options,
+    target_from,
+)
+
+EPILOG = """\b
+Examples:
+  stepgraph predict llama-3-8b --target h100
+  stepgraph predict llama-3-70b --gpus 64 --tp 8 --pp 8 --global-batch 128 --target h200
+  stepgraph predict config.json --set num_hidden_layers=4 --recompute full --json
+"""
+
+
+@click.command("predict", epilog=EPILOG)
+@options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS)
+@click.option("--rank", type=int, help="Whose time to break down.  [default: a rank of the slowest stage]")
+@click.option("--check", is_flag=True, help="Verify every graph first.")
+@JSON_OPTION
+def command(
+    config: str,
+    overrides: tuple[str, ...],
+    target: str,
+    profile: str,
+    eta: str,
+    rank: int | None,
+    check: bool,
+    as_json: bool,
+    **layout: Any,
+) -> None:
+    """Predict one training step: its time, where it goes, MFU and warnings.
+
+    CONFIG is a Hugging Face config.json or the name of a carried one (see `stepgraph models`).
+    """
+    from stepgraph.prediction import predict
+
+    model = model_from(config, overrides)
+    chosen = layout_from(layout)
+    if check:
+        _verify(model, chosen)
+    prediction = predict(model, chosen, target_from(target), profile=profile, eta=eta, rank=rank)
+    if as_json:
+        click.echo(json.dumps(prediction.to_json(), indent=2))
+        return
+    from stepgraph.tables import show_prediction
+
+    show_prediction(prediction)
+
+
+def _verify(model: Any, layout: Any) -> None:
+    from stepgraph.ir.verifier import verify_program
+    from stepgraph.lowering.lowering import lower
+
+    verify_program(lower(model, layout))
+    click.echo("every graph verifies", err=True)

@@ -1,0 +1,36 @@
+"""`stepgraph targets`."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import click
+
+from stepgraph.commands.options import JSON_OPTION
+
+
+@click.command(
+    "targets",
+    epilog="\b\nExamples:\n  stepgraph targets\n  stepgraph targets h100\n  stepgraph targets my-target.toml --json",
+)
+@click.argument("name", required=False)
+@JSON_OPTION
+def command(name: str | None, as_json: bool) -> None:
+    """The hardware targets; with a NAME (or a TOML file), every figure of one and where it comes from."""
+    from stepgraph.hwtargets.reading import load_target, target_names
+
+    chosen = [load_target(name)] if name else [load_target(known) for known in target_names()]
+    if as_json:
+        found = [
+            {"name": t.name, "title": t.title, "figures": {key: attrs.asdict(figure) for key, figure in t.figures()}}
+            for t in chosen
+        ]
+        click.echo(json.dumps(found[0] if name else found, indent=2))
+        return
+    from stepgraph.tables import show_target, show_targets
+
+    if name:
+        show_target(chosen[0])
+    else:
+        show_targets(chosen)

@@ -1,0 +1,62 @@
+"""What a drawing or a listing says about each op's cost: time, share, and the rule that bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from stepgraph.ir.drawing import OpNote
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import row_of
+from stepgraph.passes.costing import Costs
+
+FILLS = MappingProxyType(
+    {
+        Rule.GEMM: "#9ecae1",
+        Rule.ATTENTION: "#9ecae1",
+        Rule.HBM: "#fdd0a2",
+        Rule.COLLECTIVE: "#c7e9c0",
+        Rule.POINT_TO_POINT: "#c7e9c0",
+        Rule.FREE: "#f0f0f0",
+    }
+)
+"""Colour by rule: blue computes, orange streams HBM, green communicates, grey is free."""
+
+
+def duration(value_s: float) -> str:
+    """A short duration for a label."""
+    return f"{value_s * 1e3:.2f} ms" if value_s >= 1e-3 else f"{value_s * 1e6:.1f} us"
+
+
+def op_notes(cost: Costs) -> Mapping[str, OpNote]:
+    """A note per op name: its time and its share of the phase's time."""
+    times = cost.time_s.tolist()
+    totals = {
+        phase: sum(time for op, time in zip(cost.graph.ops, times, strict=True) if op.phase is phase) for phase in Phase
+    }
+    return {op.name: _note(op, i, times[i], totals[op.phase], cost) for i, op in enumerate(cost.graph.ops)}
+
+
+def _note(op: Op, position: int, time_s: float, total_s: float, cost: Costs) -> OpNote:
+    rule = row_of(op.kind).rule
+    lines = (f"{duration(time_s)}, {time_s / total_s:.1%}",) if time_s else ()
+    counts = {
+        "FLOPs": int(cost.flops[position]),
+        "HBM bytes": int(cost.hbm_bytes[position]),
+        "bytes sent": int(cost.comm_bytes[position]),
+        "kernels": int(cost.kernels[position]),
+    }
+    tooltip = f"{op.name} ({op.kind}), {rule.value} rule: " + ", ".join(f"{v:,} {k}" for k, v in counts.items() if v)
+    return OpNote(lines, FILLS[rule], tooltip)
+
+
+def cost_columns(cost: Costs) -> Mapping[str, list[object]]:
+    """Columns for a text listing, one value per op."""
+    return {
+        "time_us": [f"{time * 1e6:.1f}" for time in cost.time_s.tolist()],
+        "flops": cost.flops.tolist(),
+        "hbm_bytes": cost.hbm_bytes.tolist(),
+        "comm_bytes": cost.comm_bytes.tolist(),
+        "kernels": cost.kernels.tolist(),
+    }

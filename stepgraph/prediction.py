@@ -1,0 +1,220 @@
+"""predict: one training step of a model under a layout on a target, as typed numbers."""
+
+from __future__ import annotations
+
+import attrs
+
+from stepgraph.advice import advise
+from stepgraph.errors import refuse
+from stepgraph.hwtargets.target import Target
+from stepgraph.ir.program import Program, Stage
+from stepgraph.lowering.layout import Layout, resolve_layout, uneven_stages_note
+from stepgraph.lowering.lowering import count_parts, lower
+from stepgraph.lowering.model import Model
+from stepgraph.passes.base import Setting, setting
+from stepgraph.passes.buckets import Buckets
+from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
+from stepgraph.passes.modelflops import Params, count_flops, count_params
+
+
+@attrs.frozen
+class Mfu:
+    """Model FLOPs utilisation against the dense peak of all devices.
+
+    active: 6 N tokens/s with the parameters that a token is multiplied with; total: 6 x all parameters, which flatters
+    sparse models; model_flops: the matmuls counted one by one, attention halved when causal.
+    """
+
+    active: float
+    total: float
+    model_flops: float
+
+
+@attrs.frozen
+class Bubble:
+    """Pipeline time over work of the busiest rank, minus one. closed_form: (P - 1) / n."""
+
+    closed_form: float
+    simulated: float
+
+
+@attrs.frozen
+class BackwardOverForward:
+    """Backward seconds over forward seconds, whole model, by rule; None where there is no forward time."""
+
+    gemm: float | None
+    attention: float | None
+    hbm: float | None
+    communication: float | None
+    total: float | None
+
+
+@attrs.frozen
+class StageReport:
+    """One pipeline stage: what it runs, its seconds per micro-batch and per step, and where they go."""
+
+    stage: int
+    runs: str
+    forward_s: float
+    backward_s: float
+    step_s: float
+    kernels_forward: int
+    kernels_backward: int
+    buckets_s: Buckets
+
+
+@attrs.frozen
+class Prediction:
+    """The step of one training run. `rank` names the rank whose buckets, roofline and kernels are shown."""
+
+    model: str
+    target: str
+    gpus: int
+    layout: Layout
+    profile: str
+    eta: str
+    step_time_s: float
+    step_time_closed_form_s: float
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: Mfu
+    n_microbatches: int
+    bubble: Bubble
+    rank: int
+    buckets_s: Buckets
+    roofline_s: float
+    params: Params
+    kernels_per_rank: int
+    backward_over_forward: BackwardOverForward
+    stages: tuple[StageReport, ...]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain numbers, strings, lists and dictionaries, ready for `json.dumps`."""
+        return attrs.asdict(self)
+
+
+def predict(
+    model: Model,
+    layout: Layout,
+    target: Target,
+    *,
+    fusions: str = "none",
+    profile: str = "reference",
+    eta: str = "constant",
+    rank: int | None = None,
+) -> Prediction:
+    """Predict one training step.
+
+    profile: "reference" or "exact" HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets
+    to show (default: a rank of the slowest stage). Raises: InputError for an impossible layout or unknown names.
+    """
+    if fusions != "none":
+        raise refuse("fusions", "fusions", f"no fusion set {fusions!r}", "'none': fusion is not modelled yet")
+    layout, notes = resolve_layout(layout, model)
+    shown = _stage_of(rank, layout)
+    chosen = setting(target, profile, eta)
+    program = lower(model, layout)
+    iteration = iterate(program, chosen)
+    stage = iteration.slowest if shown is None else shown
+    rank = stage * _ranks_per_stage(layout) if rank is None else rank
+    return _assemble(model, layout, chosen, program, iteration, rank, stage, notes)
+
+
+def _ranks_per_stage(layout: Layout) -> int:
+    return layout.tp * layout.cp * layout.dp
+
+
+def _stage_of(rank: int | None, layout: Layout) -> int | None:
+    """The pipeline stage of a global rank; ranks of a stage are neighbours."""
+    if rank is None:
+        return None
+    if isinstance(rank, bool) or not 0 <= rank < layout.gpus:
+        raise refuse("rank", "rank", f"there is no rank {rank!r}", f"0 to {layout.gpus - 1}")
+    return rank // _ranks_per_stage(layout)
+
+
+def _assemble(
+    model: Model,
+    layout: Layout,
+    chosen: Setting,
+    program: Program,
+    iteration: Iteration,
+    rank: int,
+    stage: int,
+    notes: tuple[str, ...],
+) -> Prediction:
+    assert layout.global_batch is not None and layout.seq is not None  # resolved
+    cost = iteration.stages[stage]
+    tokens_per_s = layout.global_batch * layout.seq / iteration.step_s
+    parts = count_parts(model, 1, layout.seq)
+    params = count_params(parts)
+    flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
+    n = program.microbatches
+    return Prediction(
+        model=model.name,
+        target=chosen.target.name,
+        gpus=layout.gpus,
+        layout=layout,
+        profile=chosen.profile.name,
+        eta=chosen.eta,
+        step_time_s=iteration.step_s,
+        step_time_closed_form_s=iteration.closed_form_s,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
+        mfu=_mfu(params, flops_per_token, tokens_per_s, layout.gpus * chosen.target.peak_flops_per_s(model.dtype)),
+        n_microbatches=n,
+        bubble=Bubble(iteration.bubble_closed_form, iteration.bubble_simulated),
+        rank=rank,
+        buckets_s=iteration.buckets[stage],
+        roofline_s=n * cost.micro_batch.roofline_s + cost.step.roofline_s,
+        params=params,
+        kernels_per_rank=n * cost.micro_batch.kernels + cost.step.kernels,
+        backward_over_forward=_backward_over_forward(iteration.stages),
+        stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
+        warnings=(*model.warnings, *advise(iteration, n, uneven_stages_note(model.n_layers, layout.pp))),
+        notes=notes,
+    )
+
+
+def _mfu(params: Params, flops_per_token: float, tokens_per_s: float, peak_flops_per_s: float) -> Mfu:
+    """6 N tokens/s over the peak (Kaplan et al. 2020, arXiv:2001.08361), and the same with counted FLOPs."""
+    per_parameter = 6 * tokens_per_s / peak_flops_per_s
+    return Mfu(
+        per_parameter * params.multiplied,
+        per_parameter * params.total,
+        flops_per_token * tokens_per_s / peak_flops_per_s,
+    )
+
+
+def _backward_over_forward(stages: tuple[StageCost, ...]) -> BackwardOverForward:
+    forward = sum((stage.forward for stage in stages), Part()).buckets
+    backward = sum((stage.backward for stage in stages), Part()).buckets
+
+    def ratio(*names: str) -> float | None:
+        before, after = (sum(getattr(side, name) for name in names) for side in (forward, backward))
+        return after / before if before else None
+
+    return BackwardOverForward(
+        ratio("gemm"),
+        ratio("attention"),
+        ratio("hbm"),
+        ratio("tp", "ep", "cp"),
+        backward.total / forward.total,
+    )
+
+
+def _stage(index: int, stage: Stage, program: Program, iteration: Iteration) -> StageReport:
+    cost = iteration.stages[index]
+    runs = ", ".join(run.template + (f" x {run.count}" if run.count > 1 else "") for run in stage.runs)
+    return StageReport(
+        stage=index,
+        runs=runs,
+        forward_s=cost.forward.time_s,
+        backward_s=cost.backward.time_s,
+        step_s=cost.step.time_s,
+        kernels_forward=cost.forward.kernels,
+        kernels_backward=cost.backward.kernels,
+        buckets_s=iteration.buckets[index],
+    )

@@ -1,0 +1,194 @@
+"""Tables for people: what the commands print when nobody asked for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stepgraph.hwtargets.target import Target
+from stepgraph.lowering.model import Model
+from stepgraph.passes.modelflops import Family, Params
+from stepgraph.prediction import Prediction
+
+WIDTH = 400
+"""Rows are never folded: a terminal wraps what it cannot show, a pipe or a file keeps lines whole."""
+
+_SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def seconds(value: float) -> str:
+    """A duration with the unit that suits it."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if value >= scale:
+            return f"{value / scale:.3f} {unit}"
+    return f"{value * 1e6:.1f} us"
+
+
+def scaled(value: float, unit: str) -> str:
+    """A count with a decimal prefix: 989.4 TFLOP/s."""
+    for scale, prefix in _SCALES:
+        if value >= scale:
+            return f"{value / scale:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
+    return table
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=WIDTH, soft_wrap=True)
+
+
+def show_prediction(p: Prediction) -> None:
+    """The step, its buckets, its stages and what to know about it."""
+    console = _console()
+    layout = p.layout
+    sizes = f"tp {layout.tp}{' (sp)' if layout.sp else ''}, pp {layout.pp}, dp {layout.dp}, zero {layout.zero}"
+    batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {p.n_microbatches} micro-batches"
+    console.print(f"{escape(p.model)} on {p.gpus} x {escape(p.target)}: {sizes}", style="bold")
+    console.print(f"{batch}, seq {layout.seq}, recompute {layout.recompute}, profile {p.profile}, eta {p.eta}\n")
+    for line in _headline(p):
+        console.print(line)
+    console.print(f"\nWhere the step goes on rank {p.rank}:\n")
+    console.print(_buckets(p))
+    if len(p.stages) > 1:
+        console.print("\nStages, per micro-batch:\n")
+        console.print(_stages(p))
+    for title, texts in (("warning", p.warnings), ("note", p.notes)):
+        for text in texts:
+            console.print(f"{title}: {escape(text)}", style="yellow" if title == "warning" else "dim")
+
+
+def _headline(p: Prediction) -> tuple[str, ...]:
+    closed = seconds(p.step_time_closed_form_s)
+    return (
+        f"step            {seconds(p.step_time_s)}   ({closed} by the closed form: equal stages, free transfers)",
+        f"throughput      {p.tokens_per_s:,.0f} tokens/s   {p.tokens_per_s_per_gpu:,.0f} per GPU",
+        f"MFU             {p.mfu.model_flops:.1%} of model FLOPs   {p.mfu.active:.1%} by 6 N",
+        f"bubble          {p.bubble.simulated:.1%} simulated   {p.bubble.closed_form:.1%} by (P - 1)/n",
+        f"roofline        {seconds(p.roofline_s)}: what max(F/peak, B/beta) per op would have said",
+        f"kernels         {p.kernels_per_rank:,} per rank and step",
+        f"parameters      {p.params.total:,}",
+    )
+
+
+def _buckets(p: Prediction) -> Table:
+    table = _table("bucket", "time", "share", "")
+    for name, value in attrs.asdict(p.buckets_s).items():
+        if value:
+            share = value / p.step_time_s
+            table.add_row(name, seconds(value), f"{share:.1%}", "█" * round(40 * share))
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _stages(p: Prediction) -> Table:
+    table = _table("stage", "runs", "forward", "backward", "kernels", "wait", "idle", left=2)
+    for stage in p.stages:
+        table.add_row(
+            str(stage.stage),
+            stage.runs,
+            seconds(stage.forward_s),
+            seconds(stage.backward_s),
+            str(stage.kernels_forward + stage.kernels_backward),
+            seconds(stage.buckets_s.pp_wait),
+            seconds(stage.buckets_s.idle),
+        )
+    return table
+
+
+def show_flops(
+    model: Model, params: Params, families: Mapping[str, Family], seq: int, micro_batch: int, attention: str
+) -> None:
+    """Parameters, then FLOPs by family."""
+    console = _console()
+    console.print(
+        f"{escape(model.name)}: {params.total:,} parameters, {params.active:,} active, "
+        f"{params.embedding:,} in input tables; {params.multiplied:,} that a token is multiplied with"
+    )
+    console.print(f"FLOPs of {micro_batch} x {seq} tokens, {attention} attention:\n")
+    table = _table("family", "fwd", "dgrad", "wgrad", "share")
+    whole = sum(family.total for family in families.values())
+    for name, f in families.items():
+        table.add_row(name, f"{f.fwd:,}", f"{f.dgrad:,}", f"{f.wgrad:,}", f"{f.total / whole:.1%}")
+    table.add_section()
+    sums = [sum(getattr(f, part) for f in families.values()) for part in ("fwd", "dgrad", "wgrad")]
+    table.add_row("total", *(f"{value:,}" for value in sums), "")
+    console.print(table)
+
+
+def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
+    """The op table joined with both profiles; with sources when single kinds were asked for."""
+    console = _console()
+    table = _table("kind", "rule", "reference r + w", "kernels", "exact r + w", "kernels", "FLOPs", "backward", left=2)
+    for row in rows:
+        ref, exact = row["reference"], row["exact"]
+        table.add_row(
+            row["kind"], row["rule"], _passes(ref), str(ref["kernels"]), _passes(exact), str(exact["kernels"]),
+            row["flops"], ", ".join(row["backward"]),
+        )  # fmt: skip
+    console.print(table)
+    if not sources:
+        console.print("\nr + w: HBM passes over each operand and each result; one number stands for all of them.")
+        return
+    for row in rows:
+        console.print(f"\n[bold]{row['kind']}[/bold]: {escape(row['meaning'])}; loop nest {escape(row['spec'])}")
+        console.print(f"  computes: {escape(row['source'])}")
+        for profile in ("reference", "exact"):
+            console.print(f"  {profile}: {escape(row[profile]['source'])}")
+
+
+def _passes(execution: Mapping[str, Any]) -> str:
+    reads, writes = (" ".join(f"{passes:g}" for passes in execution[side]) for side in ("reads", "writes"))
+    return f"{reads} + {writes}"
+
+
+def show_targets(targets: Sequence[Target]) -> None:
+    """One line per target."""
+    table = _table("target", "", "bf16 dense", "HBM", "HBM rate", "scale-up", "ranks", "NIC", left=2)
+    for t in targets:
+        table.add_row(
+            t.name,
+            t.title,
+            scaled(t.peak_flops_per_s("bf16"), "FLOP/s"),
+            f"{t.hbm.size_bytes / 2**30:.0f} GiB",
+            scaled(t.hbm.bandwidth_bytes_per_s, "B/s"),
+            scaled(t.scale_up.bandwidth_bytes_per_s, "B/s"),
+            str(t.scale_up.domain),
+            scaled(t.nic.bandwidth_bytes_per_s, "B/s"),
+        )
+    console = _console()
+    console.print(table)
+    console.print("\nRates are per GPU and direction. `stepgraph targets NAME` names the source of every figure.")
+
+
+def show_target(target: Target) -> None:
+    """Every figure of a target with its status and its source."""
+    console = _console()
+    console.print(f"{escape(target.name)}: {escape(target.title)}\n", style="bold")
+    table = _table("figure", "value", "status", "source", left=4)
+    for key, figure in target.figures():
+        value = f"{figure.value:g}" if isinstance(figure.value, int | float) else str(figure.value)
+        table.add_row(key, value, figure.status, escape(figure.source))
+    console.print(table)
+
+
+def show_models(rows: Sequence[Mapping[str, object]]) -> None:
+    """One line per carried model."""
+    table = _table("model", "parameters", "layers", "hidden", "heads", "kv", "ffn", "vocab", "positions", "dtype")
+    for row in rows:
+        keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "max_positions", "dtype")
+        table.add_row(str(row["name"]), f"{row['params']:,}", *(str(row[key]) for key in keys))
+    console = _console()
+    console.print(table)
+    console.print("\nA path to any config.json of a supported family works wherever a name does.")

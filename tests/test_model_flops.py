@@ -1,0 +1,62 @@
+"""Parameters and matmul FLOPs equal what PyTorch counted, to the integer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepgraph.lowering.huggingface import load_model
+from stepgraph.lowering.lowering import count_parts
+from stepgraph.passes.modelflops import Family, count_flops, count_params
+
+ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data/flops.json").read_text())["models"]
+NAMES = {"llama3-8b": "llama-3-8b", "llama3-405b": "llama-3.1-405b"}
+
+
+@pytest.mark.parametrize("oracle", sorted(NAMES))
+def test_parameters_equal_the_oracle(oracle: str) -> None:
+    params = count_params(count_parts(load_model(NAMES[oracle]), 1, 4100))
+    expected = ORACLE[oracle]["params"]
+    assert params.total == expected["total"]
+    assert params.active == expected["active"]
+    assert params.embedding == expected["embed"]
+    assert params.multiplied == expected["active_minus_input_embedding"]
+
+
+@pytest.mark.parametrize("oracle", sorted(NAMES))
+def test_flops_equal_the_oracle_family_by_family(oracle: str) -> None:
+    expected = ORACLE[oracle]
+    families = count_flops(count_parts(load_model(NAMES[oracle]), 1, expected["seq"]), attention="full")
+    assert set(families) == set(expected["flops"])
+    for name, counts in expected["flops"].items():
+        times = 1 if name == "lm_head" else expected["layers"] // expected["layers_counted"]
+        if name == "sdpa":
+            assert families[name] == Family(times * counts["fwd"], times * counts["bwd"], 0)
+        else:
+            assert families[name] == Family(*(times * counts[part] for part in ("fwd", "bwd_dgrad", "bwd_wgrad")))
+
+
+def test_causal_attention_is_half_of_full() -> None:
+    parts = count_parts(load_model("llama-3-8b"), 1, 4096)
+    causal, full = count_flops(parts), count_flops(parts, attention="full")
+    assert 2 * causal["sdpa"].total == full["sdpa"].total
+    assert {name: f for name, f in causal.items() if name != "sdpa"} == {
+        name: f for name, f in full.items() if name != "sdpa"
+    }
+
+
+def test_qkv_of_grouped_attention_by_hand() -> None:
+    families = count_flops(count_parts(load_model("llama-3-8b"), 2, 128))
+    # 2 m d (heads + 2 kv_heads) head_dim per layer: m = 2 x 128 tokens
+    assert families["qkv"].fwd == 32 * 2 * (2 * 128) * 4096 * (32 + 2 * 8) * 128
+
+
+def test_a_tied_table_is_one_parameter_and_is_multiplied_with() -> None:
+    params = count_params(count_parts(load_model("gpt2-xl"), 1, 1024))
+    layer = 12 * 1600**2 + 13 * 1600  # qkv 3 d^2, out d^2, mlp 8 d^2; biases 3d + d + 4d + d; two norms 4d
+    assert params.total == 48 * layer + 50257 * 1600 + 1024 * 1600 + 2 * 1600
+    assert params.embedding == (50257 + 1024) * 1600
+    assert params.multiplied == params.total - 1024 * 1600  # the head multiplies with the token table, not positions
