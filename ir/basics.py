@@ -98,7 +98,9 @@ def axes_agree(graph: Graph) -> Iterator[Fault]:
             first = known.setdefault(axis.name, axis)
             if axis is not first and axis != first:
                 found, expected = f"{axis.size}:{axis.stride}", f"{first.size}:{first.stride}"
-                yield op_fault(graph, i, "axis-differs", f"axis {axis.name} = {found}, expected {expected} (size:stride)")
+                yield op_fault(
+                    graph, i, "axis-differs", f"axis {axis.name} = {found}, expected {expected} (size:stride)"
+                )
 
 
 def _axes(op: Op) -> Iterator[Axis]:
@@ -134,7 +136,7 @@ def reads_defined(graph: Graph) -> Iterator[Fault]:
     """
     made_at = {t.name: i for i, op in enumerate(graph.ops) for t in op.outputs}
     for i, op in enumerate(graph.ops):
-        for t in dict.fromkeys(op.inputs):
+        for t in {t.name: t for t in op.inputs}.values():
             problem = _read_problem(graph, i, t, made_at.get(t.name))
             if problem:
                 yield op_fault(graph, i, *problem)
@@ -149,7 +151,9 @@ def _read_problem(graph: Graph, position: int, tensor: Tensor, made: int | None)
         return None
     maker = graph.ops[made]
     if PHASES.index(maker.phase) > PHASES.index(op.phase):
-        what = f"reads %{tensor.name} of {maker.name} in {maker.phase.value}, expected nothing later than {op.phase.value}"
+        what = (
+            f"reads %{tensor.name} of {maker.name} in {maker.phase.value}, expected nothing later than {op.phase.value}"
+        )
         return "phase-read", what
     what = f"reads %{tensor.name}, which {maker.name} makes {made - position} ops later, expected it before"
     return "use-before-def", what
@@ -160,4 +164,4 @@ def _enters(graph: Graph, op: Op, tensor: Tensor) -> bool:
         return True
     if tensor.kind is Kind.GRAD and op.phase is Phase.STEP:
         return True
-    return tensor.name in (graph.ports.enters, graph.ports.grad_enters)
+    return tensor.name == graph.ports.enters or (tensor.name == graph.ports.grad_enters and op.phase is Phase.BACKWARD)

@@ -1,119 +1,156 @@
 """A graph as a picture: DOT text in the ladder layout.
 
-Forward runs down in one column, backward runs up in the column beside it, and every op faces what belongs to it.
-One box per module; saved tensors are dashed lines between the columns; parameters are not drawn.
+Forward runs down in one column, backward runs up in the column beside it, and every op faces what belongs to it. One box
+per module; saved tensors are dashed lines between the columns; parameters are not drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from stepgraph.errors import refuse
 from stepgraph.ir.dotlabels import (
-    FONT,
-    QUIET,
-    RULE_FILLS,
+    EDGE_STYLE,
+    GRAPH_STYLE,
+    NODE_STYLE,
     OpNote,
-    facts,
-    fill_of,
+    box_attributes,
+    edge_tooltip,
     heading,
     op_attributes,
     stream_attributes,
+    tooltip,
 )
 from stepgraph.ir.graph import Graph
-from stepgraph.ir.ladder import Edge, Way, edges_of, entering, leaving, phase_of, rungs
+from stepgraph.ir.ladder import (
+    Edge,
+    Part,
+    Way,
+    column_of,
+    edges_of,
+    enter_id,
+    entering,
+    leave_id,
+    leaving,
+    op_id,
+    rungs_of,
+)
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.table import row_of
 
 if TYPE_CHECKING:
     from graphviz import Digraph
 
 __all__ = ["OpNote", "to_dot"]
 
-def to_dot(graph: Graph, *, notes: Mapping[str, OpNote] | None = None, title: str = "", max_ops: int = 400) -> str:
-    _refuse_too_many(graph, max_ops)
+Notes = Mapping[str, OpNote]
+
+
+def to_dot(graph: Graph, *, notes: Notes | None = None, title: str = "", max_ops: int = 400) -> str:
+    """The graph as DOT text; the same graph gives the same text.
+
+    notes: by op name, what the caller knows about an op and wants shown. title: above the picture, with the legend of
+    colours. max_ops: larger graphs are refused, because nobody can read them and the layout takes long.
+
+    Raises: InputError (too-many-ops); UnknownKindError for an op of a kind without a row.
+    """
+    if len(graph.ops) > max_ops:
+        raise _too_many(graph, max_ops)
     drawing = _canvas(graph, notes or {}, title)
-    edges = edges_of(graph)
     for phase in Phase:
-        _column(drawing, graph, phase, notes or {})
-    for rung in rungs(graph, edges):
-        _rung(drawing, rung, graph)
+        if graph.phase(phase):
+            _draw_column(drawing, graph, phase, notes or {})
+    edges = edges_of(graph)
+    for rung in rungs_of(graph, edges):
+        _draw_rung(drawing, rung)
     for edge in edges:
-        _draw_edge(drawing, edge)
+        drawing.edge(*edge.downward, **_edge_attributes(edge))
     return str(drawing.source)
 
-def _refuse_too_many(graph, max_ops): pass
 
-def _canvas(graph, notes, title):
-    from graphviz import Digraph
-    import os
-    rules = tuple(r for r in RULE_FILLS if any(row_of(o.kind).rule is r and fill_of(o, notes.get(o.name)) == RULE_FILLS[r] for o in graph.ops))
-    d = Digraph(graph.name)
-    d.attr("graph", label=heading(title, rules), labelloc="t", rankdir="TB", newrank="true", fontname=FONT, nodesep="0.25", ranksep="0.3", fontsize="14", tooltip=" ")
-    d.attr("node", shape="box", style="filled,rounded", fontname=FONT, fontsize="11", fillcolor="white", color="#4b5563", margin="0.08,0.04", height="0.2", width="0.4")
-    d.attr("edge", color="#374151", arrowsize="0.6", fontname=FONT)
-    return d
+def _too_many(graph: Graph, max_ops: int) -> Exception:
+    fix = "draw one template (equal layers are one template), fewer layers, or raise max_ops"
+    return refuse("too-many-ops", f"graph {graph.name}", f"{len(graph.ops)} ops to draw", f"at most {max_ops}", fix)
 
-def _id(name):
-    return quote(name, safe="")
-def node_id(n):
-    if n.startswith("~"): return "~"+_id(n[1:])
-    if n.endswith("~"): return _id(n[:-1])+"~"
-    return _id(n)
 
-def home(op):
-    if not op.module: return ""
-    head, found, rest = op.name.partition(op.module)
-    return head + op.module if op.module and found else op.module
+def _canvas(graph: Graph, notes: Notes, title: str) -> Digraph:
+    from graphviz import Digraph, escape  # not needed to predict, and slow to import
 
-def _column(d, graph, phase, notes):
-    ops = graph.phase(phase)
-    if not ops: return
-    with d.subgraph(name=f"cluster_{phase.value}") as c:
-        c.attr(label=phase.value, style="rounded,filled", fillcolor="#fafafa",color="#d1d5db", fontsize="14")
-        for t in entering(graph):
-            if phase_of(graph,t) is phase: c.node(node_id("~"+t.name), **stream_attributes(t))
-        for t in leaving(graph):
-            if graph.producers[t.name].phase is phase: c.node(node_id(t.name+"~"), **stream_attributes(t))
-        boxes={}
-        for op in ops: boxes.setdefault(home(op),[]).append(op)
-        for b,bops in boxes.items():
-            def put(x):
-                for op in bops:
-                    short=op.name[len(b)+1:] if b and op.name.startswith(b+".") else op.name
-                    x.node(node_id(op.name), **op_attributes(op, short, notes.get(op.name)))
-            if b:
-                with c.subgraph(name=f"cluster_{phase.value}_{_id(b)}") as x:
-                    x.attr(label=b, labeljust="l" if phase is Phase.FORWARD else "r", fillcolor="white", fontsize="12"); put(x)
-            else: put(c)
+    drawing = Digraph(escape(graph.name))
+    drawing.attr("graph", label=heading(title, graph, notes), tooltip=tooltip(title or graph.name), **GRAPH_STYLE)
+    drawing.attr("node", **NODE_STYLE)
+    drawing.attr("edge", **EDGE_STYLE)
+    return drawing
 
-import os
-def _rung(d, rung, graph):
-    with d.subgraph() as s:
-        s.attr(rank="same")
-        for n in rung: s.node(node_id(n))
-    from itertools import pairwise
-    def key(n):
-        o=graph.by_name.get(n)
-        if o is None: return (0 if n.startswith("~") else 3)
-        if o.phase is Phase.FORWARD: return 0
-        if o.role=="recompute": return 1
-        if o.role in("regather","dw"): return 2
-        return 3
-    for a,b in pairwise(sorted(rung,key=key)):
-        d.edge(node_id(a), node_id(b), style="invis")
 
-def _draw_edge(d, e):
-    a,b=node_id(e.source),node_id(e.target)
-    tip="\n".join(facts(t) for t in e.tensors)
-    W="8" if e.main else "1"
-    P={}
-    if e.skip:
-        c="e"
-        P=dict(tailport=c, headport=c)
-    if e.saved: d.edge(a,b,constraint="false",style="dashed",color="#9ca3af",tooltip=tip)
-    elif e.way is Way.ACROSS: d.edge(a,b,constraint="false",tooltip=tip)
-    elif e.way is Way.UP: d.edge(b,a,dir="back",tooltip=tip, weight=W, **P)
-    else: d.edge(a,b,tooltip=tip, weight=W, **P)
+def _draw_column(drawing: Digraph, graph: Graph, phase: Phase, notes: Notes) -> None:
+    """One cluster per phase; in it the streams, and one cluster per module in the order of first use."""
+    with drawing.subgraph(name=f"cluster_{phase.value}") as column:
+        column.attr(**box_attributes(phase.value, inner=False))
+        for node, attributes in _streams(graph, phase):
+            column.node(node, **attributes)
+        for box, ops in _boxes(graph.phase(phase)).items():
+            if box in ("", phase.value):  # a box inside an equal box says nothing
+                _draw_ops(column, ops, box, notes)
+                continue
+            with column.subgraph(name=f"cluster_{phase.value}_{op_id(box)}") as module:
+                module.attr(**box_attributes(box, inner=True))
+                _draw_ops(module, ops, box, notes)
+
+
+def _streams(graph: Graph, phase: Phase) -> Iterator[tuple[str, dict[str, str]]]:
+    for node_id, tensors in ((enter_id, entering(graph)), (leave_id, leaving(graph))):
+        for tensor in tensors:
+            if column_of(graph, tensor) is phase:
+                yield node_id(tensor.name), stream_attributes(tensor)
+
+
+def _boxes(ops: tuple[Op, ...]) -> dict[str, list[Op]]:
+    boxes: dict[str, list[Op]] = {}
+    for op in ops:
+        boxes.setdefault(_box_of(op), []).append(op)
+    return boxes
+
+
+def _box_of(op: Op) -> str:
+    """The op's module with what stands before it in the op's name: layers written out have a box each (`L3.attn`)."""
+    start = f".{op.name}".find(f".{op.module}.")
+    return op.name[: start + len(op.module)] if op.module and start >= 0 else op.module
+
+
+def _draw_ops(target: Digraph, ops: list[Op], box: str, notes: Notes) -> None:
+    for op in ops:
+        short = op.name.removeprefix(f"{box}.") if box else op.name
+        target.node(op_id(op.name), **op_attributes(op, short, notes.get(op.name)))
+
+
+def _draw_rung(drawing: Digraph, rung: tuple[str, ...]) -> None:
+    """Same rank, and invisible edges from left to right: they keep forward left of backward."""
+    with drawing.subgraph() as same:
+        same.attr(rank="same")
+        for node in rung:
+            same.node(node)
+    for left, right in pairwise(rung):
+        drawing.edge(left, right, style="invis")
+
+
+_PART_ATTRIBUTES = MappingProxyType(
+    {
+        Part.TRUNK: MappingProxyType({"weight": "8"}),
+        Part.BRANCH: MappingProxyType[str, str]({}),
+        Part.BYPASS: MappingProxyType({"tailport": "e", "headport": "e"}),
+    }
+)
+
+
+def _edge_attributes(edge: Edge) -> dict[str, str]:
+    attributes = {"tooltip": edge_tooltip(edge.tensors), **_PART_ATTRIBUTES[edge.part]}
+    if edge.way is Way.UP:
+        attributes["dir"] = "back"
+    if edge.way is Way.ACROSS:
+        attributes["constraint"] = "false"
+    if edge.saved:
+        attributes |= {"style": "dashed", "color": "#9ca3af", "weight": "0"}
+    return attributes

@@ -29,20 +29,24 @@ class Fault:
 
     def __str__(self) -> str:
         kind = f" ({self.kind})" if self.kind else ""
-        return "\n".join([f"  {self.code} {self.op}{kind}: {self.message}", *self.excerpt])
+        return f"{self.code} {self.op}{kind}: {self.message}"
 
 
 class VerifyError(ValueError):
     """A graph or program breaks the rules: a bug in whatever made it.
 
-    problems: the faults, each with code, op and message; the text shows each in its graph.
+    problems: the faults, each with code, op and message. The text shows each in its graph, and names that graph when
+    there are several.
     """
 
-    def __init__(self, subject: str, problems: Iterable[Fault]) -> None:
+    def __init__(self, subject: str, problems: Iterable[Fault], *, several_graphs: bool = False) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        title = f"{subject} ({count} problem{'' if count == 1 else 's'})"
-        super().__init__("\n".join([title, *map(str, self.problems)]))
+        lines = [f"{subject} ({count} problem{'' if count == 1 else 's'})"]
+        for fault in self.problems:
+            place = f"{fault.graph}: " if several_graphs and fault.graph else ""
+            lines += [f"  {place}{fault}", *fault.excerpt]
+        super().__init__("\n".join(lines))
 
 
 def op_fault(graph: Graph, position: int, code: str, message: str) -> Fault:

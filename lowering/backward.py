@@ -109,8 +109,9 @@ class _Autograd:
         for grad in waiting:
             groups.setdefault(grad.place, []).append(grad)
         like = self._like(tensor)
+        part = f"{tensor.name}.part" if len(groups) > 1 else tensor.name  # the total has the same name in any layout
         moved = [
-            self.writer.convert(self._sum(group, tensor.name, like), place, attrs.evolve(like, role="dx"))
+            self.writer.convert(self._sum(group, part, like), place, attrs.evolve(like, role="dx"))
             for group in groups.values()
         ]
         return self._sum(moved, tensor.name, like)

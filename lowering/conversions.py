@@ -83,10 +83,21 @@ class Writer:
         kept = [p for p in tensor.place if p.axis.name not in moving]
         taken = [p for p in place if p.axis.name in moving]
         merged = tuple(sorted((*kept, *taken), key=lambda p: -p.axis.stride))
+        _require_innermost(tensor, merged, axes)
         name = self.fresh(f"{base}.{kind}")
         out = attrs.evolve(tensor, name=name, place=merged)
         self.emit(attrs.evolve(like, name=name, kind=kind, inputs=(tensor,), outputs=(out,), group=tuple(axes)))
         return out
+
+
+def _require_innermost(tensor: Tensor, after: Place, axes: list[Axis]) -> None:
+    """A dimension that two axes split is dealt outer axis first, so only its innermost axes can move by themselves."""
+    moving = {axis.name for axis in axes}
+    for place in (tensor.place, after):
+        for moved in (p for p in place if p.axis.name in moving and p.dim is not None):
+            inner = [p for p in place if p.dim == moved.dim and p.axis.stride < moved.axis.stride]
+            if any(p.axis.name not in moving for p in inner):
+                raise PlacementError(f"{tensor.name} {tensor}: {moved.axis.name} cannot move past the axes inside it")
 
 
 def _on(place: Place, axis: Axis) -> Placement | None:

@@ -188,7 +188,7 @@ def time_step(
         step_s,
         closed_form_s(stages, microbatches),
         (len(stages) - 1) / microbatches,
-        run.makespan_s / (microbatches * max(map(sum, zip(forward, backward, strict=True)))) - 1,
+        max(0.0, run.makespan_s / (microbatches * max(map(sum, zip(forward, backward, strict=True)))) - 1),
         tuple(stages),
         run,
         tuple(_fill(stage, rank, microbatches, step_s) for stage, rank in zip(stages, run.ranks, strict=True)),

@@ -22,8 +22,14 @@ WIDTH = 400
 _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+VISIBLE_SHARE = 1e-6
+"""Buckets below this share of the step are rounding, not causes."""
+
+
 def seconds(value: float) -> str:
     """A duration with the unit that suits it."""
+    if value == 0:
+        return "0"
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= scale:
             return f"{value / scale:.3f} {unit}"
@@ -85,8 +91,8 @@ def _headline(p: Prediction) -> tuple[str, ...]:
 def _buckets(p: Prediction) -> Table:
     table = _table("bucket", "time", "share", "")
     for name, value in attrs.asdict(p.buckets_s).items():
-        if value:
-            share = value / p.step_time_s
+        share = value / p.step_time_s
+        if share > VISIBLE_SHARE:
             table.add_row(name, seconds(value), f"{share:.1%}", "█" * round(40 * share))
     table.columns[-1].justify = "left"
     return table

@@ -125,7 +125,7 @@ def _per_query_head(k: Array, q: Array) -> Array:
 
 def _per_key_head(grad: Array, k: Array) -> Array:
     """Undo `_per_query_head` for gradients: the sum over the query heads of each group."""
-    return grad.reshape(*k.shape[:3], -1, k.shape[3]).sum(3)
+    return np.asarray(grad.reshape(*k.shape[:3], -1, k.shape[3]).sum(3))
 
 
 def sdpa(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
@@ -249,7 +249,7 @@ def swiglu_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    return np.asarray(np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
 def gelu(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:

@@ -22,10 +22,13 @@ from stepgraph.ir.program import Program
 from stepgraph.ir.rows import Row
 from stepgraph.ir.table import CONVERSIONS, TABLE, row_of
 from stepgraph.ir.tensor import Axis, Kind, Place, Placement, Tensor
+from stepgraph.lowering.backward import autograd
 from stepgraph.lowering.blocks.ends import EMBEDDING_WEIGHT
+from stepgraph.lowering.collectives import insert_collectives
 from stepgraph.lowering.conversions import PlacementError, Writer
 from stepgraph.lowering.layout import Layout
-from stepgraph.lowering.lowering import lower
+from stepgraph.lowering.lowering import logical_templates, lower
+from stepgraph.lowering.mesh import Mesh, mesh_of
 from stepgraph.lowering.model import Attention, Layer, Mlp, Model
 from stepgraph.lowering.placement import At, result_place
 
@@ -47,16 +50,14 @@ def attending(kv_heads: int, *, qkv_bias: bool, out_bias: bool, rope: bool) -> A
 GATED = Mlp(ffn=16, gated=True, activation="silu", bias=False)
 PLAIN = attending(8, qkv_bias=True, out_bias=True, rope=False)
 LLAMA = small("llama", attending(4, qkv_bias=False, out_bias=False, rope=True), GATED, "rmsnorm")
-QWEN2 = small(
-    "qwen2",
-    attending(4, qkv_bias=True, out_bias=False, rope=True),
-    attrs.evolve(GATED, bias=True),  # a gated bias, which llama's configuration allows
-    "rmsnorm",
-    tied=True,
+QWEN2 = small("qwen2", attending(4, qkv_bias=True, out_bias=False, rope=True), GATED, "rmsnorm", tied=True)
+BIASED = small(  # a llama with attention_bias and mlp_bias
+    "biased", attending(2, qkv_bias=True, out_bias=True, rope=True), attrs.evolve(GATED, bias=True), "rmsnorm"
 )
 GPT2 = small("gpt2", PLAIN, Mlp(16, False, "gelu", True), "layernorm", tied=True, positions=12)
 OPT = small("opt", PLAIN, Mlp(16, False, "relu", True), "layernorm", positions=10)
 MODELS = (LLAMA, QWEN2, GPT2, OPT)
+
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {
@@ -197,6 +198,26 @@ def test_the_number_of_gradients_compared() -> None:
     assert assert_layout(GPT2, LAYOUTS["tp2"], "whole") == 2 + 2 * 12 + 3
 
 
+@pytest.mark.parametrize("layout", ["tp2", "dp2-tp2-no-sp", "dp2-tp2-full"])
+def test_biases_of_gate_up_and_of_row_parallel_projections(layout: str) -> None:
+    # 2 norms; weight and bias of qkv, out, gate_up, down; the stream
+    assert assert_layout(BIASED, LAYOUTS[layout], "dense") == 2 + 4 * 2 + 1
+
+
+def placed_on(mesh: Mesh, logical: Graph) -> Graph:
+    return autograd(insert_collectives(logical, mesh), mesh, regather=mesh.sequence_parallel)
+
+
+@pytest.mark.parametrize("part", range(len(TEMPLATES)))
+@pytest.mark.parametrize("layout", [Layout(cp=2), Layout(cp=2, tp=2, sp=True), Layout(dp=2, cp=2, tp=2, sp=False)])
+@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=lambda model: model.name)
+def test_a_split_sequence_follows_from_the_same_rule(model: Model, layout: Layout, part: int) -> None:
+    """Layouts do not offer context parallelism yet, but the algebra has nothing to add for it."""
+    logical = logical_templates(model, MICRO_BATCH * layout.dp, SEQ)[part]
+    assert assert_same(placed_on(mesh_of(layout), logical), placed_on(mesh_of(Layout()), logical)) > 0
+
+
+WRONG = (AssertionError, PlacementError)
 CP, TP = Axis("cp", 2, 2), Axis("tp", 2, 1)
 PLACES = (None, Placement(TP, 0), Placement(TP, 1), Placement(TP, None))
 
@@ -222,10 +243,27 @@ def test_two_axes_of_one_dimension_are_gathered_inside_out() -> None:
     assert run(Graph("g", (whole,)), {"x": np.arange(8.0)}).arrays["y"][1, 1].tolist() == list(range(8))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((Placement(CP, 0), Placement(TP, 0)), (Placement(TP, 0),)),
+        ((Placement(TP, 0),), (Placement(CP, 0), Placement(TP, 0))),
+        ((Placement(CP, None), Placement(TP, 0)), (Placement(CP, 0), Placement(TP, 0))),
+        ((Placement(CP, 0),), (Placement(TP, 0),)),
+    ],
+    ids=["gather", "slice", "reduce-scatter", "slice-then-gather"],
+)
+def test_an_outer_axis_cannot_move_while_an_inner_one_splits_the_same_dimension(before: Place, after: Place) -> None:
+    """[s/cp/tp] -> [s/tp]: tp rank 0 would need the first half, and its cp group holds the first and third quarter."""
+    tensor, writer = Tensor("x", "s", (8,), place=before), Writer((CP, TP))
+    with pytest.raises(WRONG):
+        writer.convert(tensor, after, Op("", "", (), ()))
+        run(Graph("g", tuple(writer.ops)), {"x": np.arange(8.0)})
+
+
 # mutations: a wrong rule is seen -------------------------------------------------------------------------------------
 
 LOWERING = "stepgraph.lowering"
-WRONG = (AssertionError, PlacementError)
 
 
 def nothing_pends(letters: str, at: At, axes: Sequence[Axis], inner: str = "") -> Place:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-import attrs
 import click
 
 from stepgraph.commands.options import JSON_OPTION
+
+if TYPE_CHECKING:
+    from stepgraph.hwtargets.target import Figure
 
 
 @click.command(
@@ -23,7 +26,7 @@ def command(name: str | None, as_json: bool) -> None:
     chosen = [load_target(name)] if name else [load_target(known) for known in target_names()]
     if as_json:
         found = [
-            {"name": t.name, "title": t.title, "figures": {key: attrs.asdict(figure) for key, figure in t.figures()}}
+            {"name": t.name, "title": t.title, "figures": {key: _figure(figure) for key, figure in t.figures()}}
             for t in chosen
         ]
         click.echo(json.dumps(found[0] if name else found, indent=2))
@@ -34,3 +37,11 @@ def command(name: str | None, as_json: bool) -> None:
         show_target(chosen[0])
     else:
         show_targets(chosen)
+
+
+def _figure(figure: Figure) -> dict[str, object]:
+    """A figure as JSON has it: the open end of a table of break points is null, since JSON knows no infinity."""
+    value: object = figure.value
+    if isinstance(figure.value, tuple):
+        value = [[None if bound == float("inf") else bound, number] for bound, number in figure.value]
+    return {"value": value, "source": figure.source, "status": figure.status}
