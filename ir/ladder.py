@@ -57,8 +57,11 @@ class Edge:
 
 
 def op_id(name: str) -> str:
-    """A node id: any name, in characters that mean nothing in DOT."""
-    return quote(name, safe="").replace("~", "%7E")
+    """A node id: any name, in characters that mean nothing in DOT.
+
+    `=` and two hex digits stand for every other byte; `%`, the usual way, begins Graphviz's own anonymous names.
+    """
+    return quote(name, safe="").replace("~", "%7E").replace("%", "=") or "="
 
 
 def enter_id(name: str) -> str:

@@ -96,7 +96,7 @@ def placements_follow(graph: Graph) -> Iterator[Fault]:
 
     group: only collectives, point-to-point ops and slices have one. at: an axis that exists splits one letter of the op.
     whole: it splits none that must stay whole. pending: a pending sum is read by linear ops (and conversions) only.
-    operand-place, result-place: the rule. Scalars are exempt: their sum over ranks travels as metadata, beside the ops.
+    operand-place, result-place: the rule.
     """
     if "placed" not in graph.facts:
         return
@@ -157,9 +157,8 @@ def _operands(op: Op, row: Row, axes: dict[str, Axis]) -> Iterator[Problem]:
 
 def _results(op: Op, row: Row, axes: dict[str, Axis]) -> Iterator[Problem]:
     for letters, t in zip(spec_of(op, row)[1], op.outputs, strict=False):
-        if letters:
-            place = result_place(letters, dict(op.at), tuple(axes.values()), row.inner)
-            yield from _compared(op, "result-place", t, place)
+        place = result_place(letters, dict(op.at), tuple(axes.values()), row.inner)
+        yield from _compared(op, "result-place", t, place)
 
 
 def _compared(op: Op, code: str, tensor: Tensor, place: Place) -> Iterator[Problem]:

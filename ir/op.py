@@ -25,7 +25,8 @@ class Op:
 
     attrs: sorted (name, value) pairs. at: (axis name, letter) for every axis that splits one of the op's letters;
     "+" lets a pending sum through. of, role: for backward ops, the forward op and what is computed for it ("dx",
-    "dw", "recompute", "regather", "sum"); for a collective in backward, the producer of the tensor that it moves.
+    "dw", "recompute", "regather", "sum"); for a collective in backward, the producer of the tensor whose gradient it
+    moves, and for a regather the forward collective that it repeats.
     group: the mesh axes over which a collective runs. module: the block that it belongs to. origin: the lowering
     step that made it.
     """

@@ -89,7 +89,10 @@ class Program:
 
 
 def unroll(program: Program, stage: Stage, name: str) -> Graph:
-    """Write a stage out: every layer under its own prefix, streams and gradients joined at the seams."""
+    """Write a stage out: every layer under its own prefix, streams and gradients joined at the seams.
+
+    A table that both ends share appears once per end, each with its part of the gradient.
+    """
     layers = [_prefixed(program[t], f"L{i}.") for i, t in enumerate(stage.instances)]
     joins = _joins(layers)
     step = program[stage.step]
@@ -98,8 +101,18 @@ def unroll(program: Program, stage: Stage, name: str) -> Graph:
     ops = tuple(_renamed(op, joins) for op in (*forward, *backward)) + step.ops
     inside = {t.name for t in joins.values()}
     outputs = tuple(t for layer in layers for t in layer.outputs if t.name not in inside) + step.outputs
-    facts = frozenset.intersection(*(layer.facts for layer in layers))
-    return Graph(name, ops, outputs, Ports(), facts)
+    return Graph(name, ops, outputs, _outer_ports(layers), _common_facts(layers))
+
+
+def _outer_ports(layers: list[Graph]) -> Ports:
+    first, last = layers[0].ports, layers[-1].ports
+    return Ports(first.enters, last.leaves, last.grad_enters, first.grad_leaves)
+
+
+def _common_facts(layers: list[Graph]) -> frozenset[str]:
+    """What has been done to all layers; recomputation is done to some."""
+    common = frozenset.intersection(*(layer.facts for layer in layers))
+    return common | {fact for layer in layers for fact in layer.facts if fact == "recompute"}
 
 
 def _joins(layers: list[Graph]) -> dict[str, Tensor]:

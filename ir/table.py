@@ -201,7 +201,13 @@ ROWS = (
         "Narayanan et al. 2021, arXiv:2104.04473",
     ),
     # 7. step -------------------------------------------------------------------------------------------------------
-    Row("grad_norm", Rule.HBM, "sum of squares of all gradients, for clipping", "Pascanu et al. 2013, arXiv:1211.5063"),
+    Row(
+        "grad_norm",
+        Rule.HBM,
+        "sum of squares of all gradients, for clipping; the sum over ranks is a scalar, kept as metadata",
+        "Pascanu et al. 2013, arXiv:1211.5063",
+        inner="p",
+    ),
     Row(
         "adamw",
         Rule.HBM,
