@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from stepgraph.ir.drawing import OpNote
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
 from stepgraph.passes.costing import Costs
-
-FILLS = MappingProxyType(
-    {
-        Rule.GEMM: "#9ecae1",
-        Rule.ATTENTION: "#9ecae1",
-        Rule.HBM: "#fdd0a2",
-        Rule.COLLECTIVE: "#c7e9c0",
-        Rule.POINT_TO_POINT: "#c7e9c0",
-        Rule.FREE: "#f0f0f0",
-    }
-)
-"""Colour by rule: blue computes, orange streams HBM, green communicates, grey is free."""
 
 
 def duration(value_s: float) -> str:
@@ -48,7 +34,7 @@ def _note(op: Op, position: int, time_s: float, total_s: float, cost: Costs) -> 
         "kernels": int(cost.kernels[position]),
     }
     tooltip = f"{op.name} ({op.kind}), {rule.value} rule: " + ", ".join(f"{v:,} {k}" for k, v in counts.items() if v)
-    return OpNote(lines, FILLS[rule], tooltip)
+    return OpNote(lines, tooltip=tooltip)
 
 
 def cost_columns(cost: Costs) -> Mapping[str, list[object]]:

@@ -45,9 +45,9 @@ def test_every_command_has_help_with_examples(command: str) -> None:
 def test_predict_json_has_the_documented_fields() -> None:
     found = run_json("predict", "llama-3-8b", "--tp", "2", "--pp", "2", "--gpus", "8", "--global-batch", "16")
     assert list(found["buckets_s"]) == list(NAMES)
-    assert NAMES == (
+    assert (
         *("gemm", "attention", "hbm", "tp", "ep", "cp", "pp_transfer", "pp_wait", "dp", "launch", "optimizer", "idle"),
-    )
+    ) == NAMES
     assert sum(found["buckets_s"].values()) == pytest.approx(found["step_time_s"])
     for stage in found["stages"]:
         assert sum(stage["buckets_s"].values()) == pytest.approx(found["step_time_s"])
@@ -238,6 +238,6 @@ def test_python_facade_predicts_and_refuses_what_is_not_there_yet() -> None:
     with pytest.raises(stepgraph.InputError, match="fusion"):
         stepgraph.predict(model, stepgraph.Layout(), target, fusions="megatron")
     with pytest.raises(AttributeError):
-        _ = stepgraph.nothing  # type: ignore[attr-defined]
+        _ = stepgraph.nothing
     assert "predict" in dir(stepgraph)
     assert attrs.has(stepgraph.Prediction)

@@ -61,14 +61,16 @@ def command(
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
 
-    program = lower(model_from(config, overrides), layout_from(layout))
+    chosen_layout = layout_from(layout)
+    program = lower(model_from(config, overrides), chosen_layout)
     chosen_setting = setting(target_from(target), profile, eta)
     if list_only:
         _list(program)
         return
     graph = _choose(program, template, stage)
     cost = cost_pass(graph, chosen_setting) if costs else None
-    _write(graph, cost, output)
+    title = f"{program.name}, {graph.name}, tp {chosen_layout.tp}"
+    _write(graph, cost, output, title)
 
 
 def _list(program: Program) -> None:
@@ -92,7 +94,7 @@ def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
     return program[name]
 
 
-def _write(graph: Graph, cost: Costs | None, output: Path | None) -> None:
+def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str) -> None:
     from stepgraph.ir.text import dump
     from stepgraph.opnotes import cost_columns, op_notes
 
@@ -106,5 +108,5 @@ def _write(graph: Graph, cost: Costs | None, output: Path | None) -> None:
         output.write_text(dump(graph, cost_columns(cost) if cost else None))
         engine = "text"
     else:
-        engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=graph.name), output)
+        engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title), output)
     click.echo(f"{output}: {len(graph.ops)} ops ({engine})", err=True)
