@@ -83,7 +83,8 @@ def made_tensor(line: Line, axes: Axes, usual: Kind | None) -> Made:
     line.need("[")
     dims, shape, splits = _dims(line, axes)
     place = _in_mesh_order(line, axes, splits + _pending(line, axes))
-    return Made(Tensor(name, dims, shape, dtype, _kind(line, usual), place), line, column)
+    fraction = _fraction(line)
+    return Made(Tensor(name, dims, shape, dtype, _kind(line, usual), place, fraction), line, column)
 
 
 def op_line(line: Line, axes: Axes, phase: Phase) -> OpLine:
@@ -127,6 +128,17 @@ def _dim(line: Line, axes: Axes) -> tuple[str, list[Axis], int]:
         over.append(_known_axis(line, axes))
     line.need("=")
     return letter, over, line.integer("the dimension's global size")
+
+
+def _fraction(line: Line) -> tuple[int, int]:
+    if not line.accept_word("part"):
+        return 1, 1
+    line.need("(")
+    part = line.integer("how much of the dense shape exists: part(8/64)")
+    line.need("/")
+    whole = line.integer("of how much")
+    line.need(")")
+    return part, whole
 
 
 def _pending(line: Line, axes: Axes) -> list[Placement]:

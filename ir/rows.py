@@ -16,6 +16,7 @@ class Rule(enum.Enum):
     GEMM = "gemm"
     ATTENTION = "attention"
     HBM = "hbm"
+    TOPK = "topk"
     COLLECTIVE = "collective"
     POINT_TO_POINT = "p2p"
     FREE = "free"  # a view: nothing runs
@@ -24,24 +25,17 @@ class Rule(enum.Enum):
 class Flops(enum.Enum):
     """How FLOPs follow from the loop nest; a multiply-add is 2.
 
-    CONTRACTION: 2 x the product of all letters. ATTENTION: 4 b s t h c (two matmuls), halved when causal.
-    ATTENTION_BACKWARD: 2.5 x that, because a flash kernel computes the scores once more. ADAMW: 11 per parameter.
-    NONE: vector work, which the HBM rule stands for.
+    CONTRACTION: 2 x the product of all letters, of which routed operands have a fraction. ATTENTION: 2 b h (c + w)
+    per pair of a query and a key that sees it (two matmuls, of key width c and value width w): all s t pairs, half of
+    them when causal, fewer in windows and chunks. ATTENTION_BACKWARD: 2.5 x that, because a flash kernel computes the
+    scores once more. ADAMW: 11 per parameter. NONE: vector work, which the HBM rule stands for.
     """
 
     CONTRACTION = "2 x letters"
-    ATTENTION = "4 b s t h c"
-    ATTENTION_BACKWARD = "10 b s t h c"
+    ATTENTION = "2 b h (c + w) pairs"
+    ATTENTION_BACKWARD = "5 b h (c + w) pairs"
     ADAMW = "11 p"
     NONE = "-"
-
-
-_FLOPS_PER_POINT = {
-    Flops.CONTRACTION: 2,
-    Flops.ATTENTION: 4,
-    Flops.ATTENTION_BACKWARD: 10,
-    Flops.ADAMW: 11,
-}
 
 
 @attrs.frozen
@@ -74,6 +68,7 @@ class Row:
     spec: str = ""
     whole: str = ""
     inner: str = ""
+    reductions: tuple[str, ...] = ()
     linear: bool = False
     commutative: bool = False
     flops: Flops = Flops.NONE
@@ -111,6 +106,23 @@ def extents(op: Op, row: Row) -> dict[str, int]:
     return sizes
 
 
+def attention_pairs(op: Op, queries: int, keys: int) -> int:
+    """Pairs of a query and a key that it sees, for one sequence and head.
+
+    All: s t. Causal: half. A window of W keys, causal: W s - W^2 / 2. Chunks of C, causal: C^2 / 2 in each. The
+    diagonal counts half, as in the usual s^2 / 2.
+    """
+    if not op.attr("causal"):
+        return queries * keys
+    window, chunk = int(op.attr("window") or 0), int(op.attr("chunk") or 0)
+    if window and window < keys:
+        return (window * queries - window * window // 2) if queries == keys else queries * window
+    if chunk and chunk < keys:
+        whole, rest = divmod(keys, chunk)
+        return (whole * chunk * chunk + rest * rest) * queries // keys // 2
+    return queries * keys // 2
+
+
 def flops_of(op: Op, row: Row) -> int:
     """FLOPs that one rank executes for the op.
 
@@ -119,5 +131,11 @@ def flops_of(op: Op, row: Row) -> int:
     """
     if row.flops is Flops.NONE:
         return 0
-    total = _FLOPS_PER_POINT[row.flops] * prod(extents(op, row).values())
-    return total // 2 if op.attr("causal") else total
+    sizes = extents(op, row)
+    if row.flops in (Flops.ATTENTION, Flops.ATTENTION_BACKWARD):
+        widths = sizes["c"] + sizes["w"]
+        forward = 2 * sizes["b"] * sizes["h"] * widths * attention_pairs(op, sizes["s"], sizes["t"])
+        return forward if row.flops is Flops.ATTENTION else 5 * forward // 2
+    part, whole = op.inputs[0].fraction
+    per_point = 11 if row.flops is Flops.ADAMW else 2
+    return -(-per_point * prod(sizes.values()) * part // whole)

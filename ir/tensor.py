@@ -55,6 +55,9 @@ Place = tuple[Placement, ...]
 class Tensor:
     """A named value with one letter and one global size per dimension.
 
+    fraction: (part, whole) of the dense shape that exists. Tokens routed to experts are written as dense [E b s d] of
+    which k/E is there, so that dispatching them is one letter giving way to another.
+
     Shapes: `shape` is global; `local_shape` is what one rank holds (sizes divide, the layout sees to it).
     """
 
@@ -64,6 +67,7 @@ class Tensor:
     dtype: str = "bf16"
     kind: Kind = Kind.ACT
     place: Place = ()
+    fraction: tuple[int, int] = (1, 1)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -78,13 +82,16 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Elements on one rank."""
-        return prod(self.local_shape)
+        """Elements on one rank, rounded up where only a fraction exists."""
+        if self.fraction == (1, 1):
+            return prod(self.local_shape)
+        part, whole = self.fraction
+        return -(-prod(self.local_shape) * part // whole)
 
     @property
     def nbytes(self) -> int:
         """Bytes on one rank: elements x bytes of the type."""
-        return prod(self.local_shape) * DTYPE_BYTES[self.dtype]
+        return self.elements * DTYPE_BYTES[self.dtype]
 
     def on(self, axis: Axis) -> Placement | None:
         """The placement that this axis gives the tensor, or None when it replicates it."""
@@ -98,8 +105,9 @@ class Tensor:
 
 
 def describe(tensor: Tensor) -> str:
-    """Dims with the axes that split them, then pending sums: `[b/dp s/tp d] sum(cp)`."""
+    """Dims with the axes that split them, pending sums, and what fraction exists: `[E/ep b s d] sum(tp) 8/64`."""
     splits = ["".join(f"/{p.axis.name}" for p in tensor.place if p.dim == i) for i in range(len(tensor.dims))]
     inside = " ".join(letter + split for letter, split in zip(tensor.dims, splits, strict=True))
     pending = ",".join(p.axis.name for p in tensor.place if p.dim is None)
-    return f"[{inside}]" + (f" sum({pending})" if pending else "")
+    part = "" if tensor.fraction == (1, 1) else f" {tensor.fraction[0]}/{tensor.fraction[1]}"
+    return f"[{inside}]" + (f" sum({pending})" if pending else "") + part

@@ -5,7 +5,7 @@
     mesh AXIS=SIZE:STRIDE ...           outermost first
     ports enters=%T leaves=%T grad_enters=%T grad_leaves=%T
     inputs
-      %T : DTYPE[LETTER/AXIS=SIZE ...] sum(AXIS,...) KIND
+      %T : DTYPE[LETTER/AXIS=SIZE ...] sum(AXIS,...) part(K/N) KIND
     forward | backward | step
       %T : ..., %T : ... = OP_KIND(%T, ...) as NAME FIELDS KEY=VALUE ...
     outputs %T ...
@@ -79,7 +79,8 @@ def described(tensor: Tensor, phase: Phase | None = None) -> str:
     dims = " ".join(_dim(tensor, i) for i in range(len(tensor.dims)))
     pending = ",".join(word(p.axis.name) for p in tensor.place if p.dim is None)
     usual = phase is not None and tensor.kind is default_kind(phase)
-    return f"{word(tensor.dtype)}[{dims}]" + (f" sum({pending})" if pending else "") + _kind(tensor, usual)
+    part = "" if tensor.fraction == (1, 1) else f" part({tensor.fraction[0]}/{tensor.fraction[1]})"
+    return f"{word(tensor.dtype)}[{dims}]" + (f" sum({pending})" if pending else "") + part + _kind(tensor, usual)
 
 
 def entering(graph: Graph) -> tuple[Tensor, ...]:

@@ -47,7 +47,7 @@ class _Autograd:
         self.graph = graph
         self.mesh = mesh
         self.regather = regather
-        self.writer = Writer(mesh.splitting, graph.ops)
+        self.writer = Writer(mesh, graph.ops)
         self.waiting: dict[str, list[Tensor]] = {}
         self.param_grads: dict[str, list[Tensor]] = {}
         self.sources = {op.outputs[0].name: op for op in graph.ops if op.kind in CONVERSIONS and op.role != "inner"}
@@ -139,7 +139,8 @@ class _Autograd:
             op, name=name, kind=grad.kind, inputs=reads, outputs=(), phase=Phase.BACKWARD, of=op.name, role=grad.role
         )
         outputs = self._grad_outputs(draft, op, grad)
-        self.writer.emit(attrs.evolve(draft, outputs=outputs, origin="autograd"))
+        made = self.writer.emit(attrs.evolve(draft, outputs=outputs, origin="autograd"))
+        self.writer.emit_inner(made, row_of(grad.kind), _like(op.name, op.module))
         for operand, out in zip(grad.of, outputs, strict=True):
             self._give(op.inputs[operand], out)
 
@@ -174,9 +175,9 @@ class _Autograd:
             source = op.inputs[operand]
             param = source.kind is Kind.PARAM
             dtype = PARAM_GRAD_DTYPE if param and DTYPE_BYTES[source.dtype] < 4 else source.dtype
-            place = result_place(dims, at, self.mesh.splitting)
+            place = result_place(dims, at, self.mesh.splitting, row_of(grad.kind).inner)
             name = draft.name if index == 0 else f"{draft.name}.{index}"
-            outs.append(Tensor(name, source.dims, source.shape, dtype, Kind.GRAD, place))
+            outs.append(Tensor(name, source.dims, source.shape, dtype, Kind.GRAD, place, source.fraction))
         return tuple(outs)
 
 

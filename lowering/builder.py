@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
+
 from stepgraph.ir.graph import Graph, Ports
 from stepgraph.ir.op import Attr, Op
 from stepgraph.ir.tensor import Kind, Tensor
 
 PIN = "pin"
-"""Pseudo-kind: the tensor joins the residual stream here and is placed like it. Placement resolves it."""
+"""Pseudo-kind: what a block says about placement. `to`: "stream" (the tensor joins the residual stream here and is
+placed like it) or "experts" (tokens go to the ranks of their experts). Placement resolves it."""
 
 
 class Builder:
@@ -48,14 +51,19 @@ class Builder:
         return tuple(outs)
 
     def like(self, name: str, dims: str, inputs: Sequence[Tensor], dtype: str = "") -> Tensor:
-        """A result whose letters have the sizes that they have in the operands; the first operand counts."""
-        sizes = {letter: size for t in reversed(inputs) for letter, size in zip(t.dims, t.shape, strict=True)}
-        return Tensor(name, dims, tuple(sizes[letter] for letter in dims), dtype or self.dtype)
+        """A result whose letters have the sizes that they have in the operands; the first operand counts.
 
-    def pin(self, tensor: Tensor) -> Tensor:
-        """Say that the tensor joins the residual stream here."""
-        pinned = Tensor(f"{tensor.name}.pinned", tensor.dims, tensor.shape, tensor.dtype)
-        self.many(PIN, pinned.name, tensor, outs=[pinned])
+        Results that keep the expert letter keep the operands' fraction.
+        """
+        sizes = {letter: size for t in reversed(inputs) for letter, size in zip(t.dims, t.shape, strict=True)}
+        routed = next((t.fraction for t in inputs if t.fraction != (1, 1)), (1, 1)) if dims.startswith("E") else (1, 1)
+        shape = tuple(sizes[letter] for letter in dims)
+        return Tensor(name, dims, shape, dtype or self.dtype, fraction=routed)
+
+    def pin(self, tensor: Tensor, to: str = "stream", name: str = "") -> Tensor:
+        """Say that the tensor joins the residual stream here, or goes to its experts."""
+        pinned = attrs.evolve(tensor, name=name or f"{tensor.name}.pinned")
+        self.many(PIN, pinned.name, tensor, outs=[pinned], to=to)
         return pinned
 
     def graph(self, name: str, enters: Tensor | None, leaves: Tensor | None) -> Graph:

@@ -8,7 +8,7 @@ from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op
 from stepgraph.ir.rows import spec_of
 from stepgraph.ir.table import row_of
-from stepgraph.ir.tensor import Axis, Kind, Tensor
+from stepgraph.ir.tensor import Kind, Tensor
 from stepgraph.lowering.builder import PIN
 from stepgraph.lowering.conversions import PlacementError, Writer
 from stepgraph.lowering.mesh import Mesh
@@ -21,7 +21,7 @@ def insert_collectives(graph: Graph, mesh: Mesh) -> Graph:
     Placements flow in program order from parameters, tokens and the stream. A conversion is shared by all readers
     that want the same placement, so q, k and v (or gate and up) share one all-gather.
     """
-    writer = Writer(mesh.splitting)
+    writer = Writer(mesh)
     placed = {t.name: _at_home(t, graph, mesh) for t in graph.inputs}
     for op in graph.ops:
         if op.kind == PIN:
@@ -40,8 +40,10 @@ def _at_home(tensor: Tensor, graph: Graph, mesh: Mesh) -> Tensor:
 
 
 def _pin(op: Op, placed: dict[str, Tensor], writer: Writer, mesh: Mesh) -> None:
+    """Resolve what a block says about placement: to the stream, to the experts, or back from them."""
     source = placed[op.inputs[0].name]
-    placed[op.outputs[0].name] = writer.convert(source, mesh.home_of_stream(source.dims), _like(op))
+    homes = {"stream": mesh.home_of_stream, "experts": mesh.home_of_routed}
+    placed[op.outputs[0].name] = writer.convert(source, homes[str(op.attr("to"))](source.dims), _like(op))
 
 
 def _like(op: Op) -> Op:
@@ -61,9 +63,7 @@ def _place(op: Op, placed: dict[str, Tensor], writer: Writer, mesh: Mesh) -> Non
     )
     made = writer.emit(attrs.evolve(op, inputs=moved, outputs=outputs, at=tuple(at.items())))
     placed.update((t.name, t) for t in outputs)
-    for axis in mesh.splitting:
-        if at.get(axis.name, "-") in row.inner:
-            _emit_inner(made, axis, writer)
+    writer.emit_inner(made, row, _like(op))
 
 
 def _operand(tensor: Tensor, letters: str, at: At, op: Op, writer: Writer) -> Tensor:
@@ -71,23 +71,6 @@ def _operand(tensor: Tensor, letters: str, at: At, op: Op, writer: Writer) -> Te
     if tensor.kind is Kind.PARAM and place != tensor.place:
         raise PlacementError(f"{op.name}: parameter {tensor.name} {tensor} would have to move for {dict(at)}")
     return writer.convert(tensor, place, _like(op))
-
-
-LOSS_REDUCTIONS = ("max", "target", "sum")
-"""What a vocabulary-parallel loss reduces over the group, once per token in fp32.
-
-Source: NVIDIA/Megatron-LM megatron/core/tensor_parallel/cross_entropy.py.
-"""
-
-
-def _emit_inner(op: Op, axis: Axis, writer: Writer) -> None:
-    """The collectives that run inside an op whose inner letter is split, as ops of their own so that they cost."""
-    source = op.outputs[0]
-    for what in LOSS_REDUCTIONS:
-        name = writer.fresh(f"{op.name}.{what}")
-        out = attrs.evolve(source, name=name)
-        like = attrs.evolve(_like(op), name=name, kind="all_reduce", of=op.name, role="inner")
-        writer.emit(attrs.evolve(like, inputs=(source,), outputs=(out,), group=(axis,)))
 
 
 def _finish(graph: Graph, writer: Writer, placed: dict[str, Tensor]) -> Graph:

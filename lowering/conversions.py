@@ -16,8 +16,10 @@ from collections.abc import Sequence
 import attrs
 
 from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.rows import Row
 from stepgraph.ir.table import CONVERSIONS
 from stepgraph.ir.tensor import Axis, Place, Placement, Tensor
+from stepgraph.lowering.mesh import Mesh
 
 
 class PlacementError(ValueError):
@@ -27,8 +29,9 @@ class PlacementError(ValueError):
 class Writer:
     """Collects placed ops under unique names. Lives for one lowering of one template."""
 
-    def __init__(self, axes: Sequence[Axis], ops: Sequence[Op] = ()) -> None:
-        self.axes = tuple(axes)
+    def __init__(self, mesh: Mesh, ops: Sequence[Op] = ()) -> None:
+        self.mesh = mesh
+        self.axes = mesh.splitting
         self.ops = list(ops)
         self._names = {op.name for op in ops}
         self._moved: dict[tuple[str, Place, Phase], Tensor] = {}
@@ -48,6 +51,24 @@ class Writer:
         self.ops.append(op)
         return op
 
+    def emit_inner(self, op: Op, row: Row, like: Op) -> None:
+        """The collectives that run inside an op whose inner letter is split, as ops of their own so that they cost.
+
+        Each is an all-reduce of one fp32 statistic per token: the first tensor of the op that lacks the letter.
+        """
+        for axis in self.axes:
+            letter = dict(op.at).get(axis.name, "-")
+            if letter in row.inner and row.reductions:
+                source = next(t for t in (*op.outputs, *op.inputs) if t.dtype == "fp32" and letter not in t.dims)
+                for what in row.reductions:
+                    self._emit_reduction(op, what, source, axis, like)
+
+    def _emit_reduction(self, op: Op, what: str, source: Tensor, axis: Axis, like: Op) -> None:
+        name = self.fresh(f"{op.name}.{what}")
+        out = attrs.evolve(source, name=name)
+        inner = attrs.evolve(like, name=name, kind="all_reduce", of=op.of or op.name, role="inner", group=(axis,))
+        self.emit(attrs.evolve(inner, inputs=(source,), outputs=(out,)))
+
     def convert(self, tensor: Tensor, place: Place, like: Op) -> Tensor:
         """The same value placed as asked; emits what is missing.
 
@@ -65,8 +86,7 @@ class Writer:
         base = tensor.name
         steps = self._steps(tensor, place)
         for kind in CONVERSIONS:
-            axes = steps.get(kind)
-            if axes:
+            for axes in self.mesh.runs(steps.get(kind, ())):
                 tensor = self._move(tensor, base, kind, axes, place, like)
         return tensor
 
@@ -78,19 +98,20 @@ class Writer:
                 steps.setdefault(conversion_kind(tensor, before, after), []).append(axis)
         return steps
 
-    def _move(self, tensor: Tensor, base: str, kind: str, axes: list[Axis], place: Place, like: Op) -> Tensor:
+    def _move(self, tensor: Tensor, base: str, kind: str, axes: tuple[Axis, ...], place: Place, like: Op) -> Tensor:
         moving = {axis.name for axis in axes}
         kept = [p for p in tensor.place if p.axis.name not in moving]
         taken = [p for p in place if p.axis.name in moving]
         merged = tuple(sorted((*kept, *taken), key=lambda p: -p.axis.stride))
-        _require_innermost(tensor, merged, axes)
+        if tensor.fraction == (1, 1):  # routed tokens have no order that could be lost
+            _require_innermost(tensor, merged, axes)
         name = self.fresh(f"{base}.{kind}")
         out = attrs.evolve(tensor, name=name, place=merged)
-        self.emit(attrs.evolve(like, name=name, kind=kind, inputs=(tensor,), outputs=(out,), group=tuple(axes)))
+        self.emit(attrs.evolve(like, name=name, kind=kind, inputs=(tensor,), outputs=(out,), group=axes))
         return out
 
 
-def _require_innermost(tensor: Tensor, after: Place, axes: list[Axis]) -> None:
+def _require_innermost(tensor: Tensor, after: Place, axes: tuple[Axis, ...]) -> None:
     """A dimension that two axes split is dealt outer axis first, so only its innermost axes can move by themselves."""
     moving = {axis.name for axis in axes}
     for place in (tensor.place, after):

@@ -96,7 +96,7 @@ def _stream(layer: Graph) -> Tensor:
 def _step_of(runs: tuple[Run, ...], templates: dict[str, Graph], model: Model, layout: Layout, mesh: Mesh) -> Graph:
     pipeline = mesh.axis("pp")
     shared = EMBEDDING_WEIGHT if model.tied_embeddings and pipeline else ""
-    params = count_stage_params([(templates[run.template], run.count) for run in runs], shared)
+    params = count_stage_params([(templates[run.template], run.count) for run in runs], mesh, shared)
     ends = Axis("ends", 2, pipeline.stride * (pipeline.size - 1)) if pipeline and shared else None
 
     def build(name: str) -> Graph:

@@ -7,6 +7,7 @@ number of layers. Scalars (the norm itself, the loss) travel too, but as metadat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import attrs
 
@@ -29,34 +30,48 @@ Source: NVIDIA/Megatron-LM megatron/core/distributed/distributed_data_parallel.p
 
 @attrs.frozen
 class StageParams:
-    """Elements per rank of one stage: all parameters, those whose gradient is a pending sum over TP, and a table
-    shared with the other end of the pipeline."""
+    """Elements per rank of one stage.
 
-    total: int
-    pending_tp: int
-    shared_with_other_end: int
+    buffers: parameters by the data axes over which their gradients are summed: those of the dense parts and, over
+    fewer ranks, those of experts. pending_tp: parameters whose gradient is also a pending sum over TP, by axes.
+    shared_with_other_end: a table that the other end of the pipeline holds too.
+    """
+
+    buffers: tuple[tuple[tuple[Axis, ...], int], ...]
+    pending_tp: tuple[tuple[tuple[Axis, ...], int], ...] = ()
+    shared_with_other_end: int = 0
 
 
-def count_stage_params(layers: Iterable[tuple[Graph, int]], shared: str = "") -> StageParams:
+def count_stage_params(layers: Iterable[tuple[Graph, int]], mesh: Mesh, shared: str = "") -> StageParams:
     """Count a stage's parameters from its templates.
 
     layers: templates with how often each runs. A parameter of the same name in two templates (a tied table) is one.
     """
     seen: set[str] = set()
-    total = pending = other = 0
+    buffers: dict[tuple[Axis, ...], int] = {}
+    pending: dict[tuple[Axis, ...], int] = {}
+    other = 0
     for graph, count in layers:
         for param, grad in param_gradients(graph):
-            if param.name in seen:
+            name = param.name if count == 1 else f"{graph.name}.{param.name}"
+            if name in seen:
                 continue
-            seen.add(param.name)
-            total += count * param.elements
-            pending += count * param.elements if _is_pending(grad, "tp") else 0
+            seen.add(name)
+            small, data = _pending_axes(param, grad, mesh)
+            buffers[data] = buffers.get(data, 0) + count * param.elements
+            if small:
+                pending[small] = pending.get(small, 0) + count * param.elements
             other += param.elements if param.name == shared else 0
-    return StageParams(total, pending, other)
+    return StageParams(tuple(buffers.items()), tuple(pending.items()), other)
 
 
-def _is_pending(grad: Tensor, axis: str) -> bool:
-    return any(p.axis.name == axis and p.dim is None for p in grad.place)
+def _pending_axes(param: Tensor, grad: Tensor, mesh: Mesh) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Axes over which a gradient is still to be summed: those of TP, for dense parameters, and those of data."""
+    axes = tuple(p.axis for p in grad.place if p.dim is None)
+    if param.dims.startswith("E"):
+        return (), axes
+    tp = tuple(axis for axis in axes if axis in mesh.groups["tp"])
+    return tp, tuple(axis for axis in axes if axis not in tp)
 
 
 def step_template(name: str, params: StageParams, mesh: Mesh, *, zero: int, dtype: str, ends: Axis | None) -> Graph:
@@ -64,17 +79,24 @@ def step_template(name: str, params: StageParams, mesh: Mesh, *, zero: int, dtyp
 
     zero: 0 all-reduces gradients and updates every parameter on every data rank; 1 reduce-scatters them, updates a
     part and gathers the parameters. ends: the axis over the pipeline's first and last stage when they share a table.
+    Experts have a buffer of their own, summed over the ranks that hold the same experts.
 
     Source: Rajbhandari et al. 2020 (arXiv:1910.02054); NVIDIA/Megatron-LM megatron/core/distributed/
     finalize_model_grads.py for the order; Loshchilov and Hutter 2019 (arXiv:1711.05101) for AdamW.
     """
-    writer = Writer(mesh.splitting)
-    _reduce_small(writer, params, mesh, ends)
-    grads = _sync_gradients(writer, params, mesh, zero)
-    _emit(writer, "grad_norm", "step.grad_norm", (grads,), (Tensor("step.grad_norm", "", (), "fp32", Kind.STATE),))
-    updated = _update(writer, grads, dtype)
-    if mesh.data and zero == 1:
-        _move(writer, "step.params.all_gather", "all_gather", updated, (), mesh.data, _buckets(params.total, mesh))
+    writer = Writer(mesh)
+    _reduce_small(writer, params, ends)
+    prefixes = ["step" if not i else "step.experts" if i == 1 else f"step.{i}" for i in range(len(params.buffers))]
+    buffers = list(zip(prefixes, params.buffers, strict=True))
+    grads = [_sync_gradients(writer, prefix, axes, elements, zero) for prefix, (axes, elements) in buffers]
+    for prefix, grad in zip(prefixes, grads, strict=True):
+        scalar = Tensor(f"{prefix}.grad_norm", "", (), "fp32", Kind.STATE)
+        _emit(writer, "grad_norm", scalar.name, (grad,), (scalar,))
+    for (prefix, (axes, elements)), grad in zip(buffers, grads, strict=True):
+        updated = _update(writer, prefix, grad, dtype)
+        if axes and zero == 1:
+            pieces = _buckets(elements, axes)
+            _move(writer, f"{prefix}.params.all_gather", "all_gather", updated, (), axes, pieces)
     outputs = tuple(t for op in writer.ops for t in op.outputs)
     return Graph(name, tuple(writer.ops), outputs, facts=frozenset({"placed"}))
 
@@ -100,49 +122,40 @@ def _flat(name: str, elements: int, dtype: str, kind: Kind, pending: tuple[Axis,
     return Tensor(name, "p", (elements,), dtype, kind, result_place("p", at, pending))
 
 
-def _reduce_small(writer: Writer, params: StageParams, mesh: Mesh, ends: Axis | None) -> None:
+def _reduce_small(writer: Writer, params: StageParams, ends: Axis | None) -> None:
     """Gradients that are summed over TP (norm weights under sequence parallelism) or over the pipeline's ends."""
-    tp = mesh.axis("tp")
-    if tp and params.pending_tp:
-        grads = _flat("step.replicated_grads", params.pending_tp, PARAM_GRAD_DTYPE, Kind.GRAD, (tp,))
-        _move(writer, "step.replicated_grads.all_reduce", "all_reduce", grads, (), (tp,), 1)
+    for i, (axes, elements) in enumerate(params.pending_tp):
+        name = f"step.replicated_grads{f'.{i}' if i else ''}"
+        grads = _flat(name, elements, PARAM_GRAD_DTYPE, Kind.GRAD, axes)
+        _move(writer, f"{name}.all_reduce", "all_reduce", grads, (), axes, 1)
     if ends and params.shared_with_other_end:
         grads = _flat("step.tied_grads", params.shared_with_other_end, PARAM_GRAD_DTYPE, Kind.GRAD, (ends,))
         _move(writer, "step.tied_grads.all_reduce", "all_reduce", grads, (), (ends,), 1)
 
 
-def _buckets(elements: int, mesh: Mesh) -> int:
-    size = max(BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * _data_ranks(mesh))
+def _buckets(elements: int, axes: tuple[Axis, ...]) -> int:
+    size = max(BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * prod(axis.size for axis in axes))
     return -(-elements // size)
 
 
-def _data_ranks(mesh: Mesh) -> int:
-    ranks = 1
-    for axis in mesh.data:
-        ranks *= axis.size
-    return ranks
-
-
-def _sync_gradients(writer: Writer, params: StageParams, mesh: Mesh, zero: int) -> Tensor:
-    ranks = _data_ranks(mesh)
-    padded = -(-params.total // ranks) * ranks  # a flat buffer is padded so that every data rank owns as much
-    grads = _flat("step.grads", padded, PARAM_GRAD_DTYPE, Kind.GRAD, mesh.data)
-    if not mesh.data:
+def _sync_gradients(writer: Writer, prefix: str, axes: tuple[Axis, ...], elements: int, zero: int) -> Tensor:
+    ranks = prod(axis.size for axis in axes)
+    padded = -(-elements // ranks) * ranks  # a flat buffer is padded so that every data rank owns as much
+    grads = _flat(f"{prefix}.grads", padded, PARAM_GRAD_DTYPE, Kind.GRAD, axes)
+    if not axes:
         return grads
-    pieces = _buckets(params.total, mesh)
+    pieces = _buckets(elements, axes)
     if zero == 0:
-        return _move(writer, "step.grads.all_reduce", "all_reduce", grads, (), mesh.data, pieces)
-    return _move(writer, "step.grads.reduce_scatter", "reduce_scatter", grads, ("p",), mesh.data, pieces)
+        return _move(writer, f"{prefix}.grads.all_reduce", "all_reduce", grads, (), axes, pieces)
+    return _move(writer, f"{prefix}.grads.reduce_scatter", "reduce_scatter", grads, ("p",), axes, pieces)
 
 
-def _update(writer: Writer, grads: Tensor, dtype: str) -> Tensor:
+def _update(writer: Writer, prefix: str, grads: Tensor, dtype: str) -> Tensor:
     """AdamW on this rank's part: moments and master weights in fp32, and the parameters that the model reads."""
-    state = [
-        attrs.evolve(grads, name=f"step.{part}", kind=Kind.STATE, dtype="fp32") for part in ("exp_avg", "exp_avg_sq")
-    ]
-    master = attrs.evolve(grads, name="step.master", kind=Kind.STATE, dtype="fp32")
-    names = ["step.adamw", "step.adamw.exp_avg_sq", "step.adamw.master"]
-    outputs = [attrs.evolve(t, name=name) for t, name in zip((*state, master), names, strict=True)]
+    parts = ("exp_avg", "exp_avg_sq", "master")
+    state = [attrs.evolve(grads, name=f"{prefix}.{part}", kind=Kind.STATE, dtype="fp32") for part in parts]
+    names = [f"{prefix}.adamw", f"{prefix}.adamw.exp_avg_sq", f"{prefix}.adamw.master"]
+    outputs = [attrs.evolve(t, name=name) for t, name in zip(state, names, strict=True)]
     if dtype != "fp32":
-        outputs.append(attrs.evolve(master, name="step.adamw.params", kind=Kind.PARAM, dtype=dtype))
-    return _emit(writer, "adamw", "step.adamw", (*state, grads, master), outputs).outputs[-1]
+        outputs.append(attrs.evolve(state[-1], name=f"{prefix}.adamw.params", kind=Kind.PARAM, dtype=dtype))
+    return _emit(writer, "adamw", names[0], (*state[:2], grads, state[2]), outputs).outputs[-1]

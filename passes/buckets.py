@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import MappingProxyType
 
 import attrs
 
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
-
-_AXIS_BUCKETS = MappingProxyType({"tp": "tp", "ends": "pp_transfer"})
 
 
 @attrs.frozen
@@ -54,10 +51,22 @@ def bucket_of(op: Op) -> str:
     if rule is Rule.POINT_TO_POINT:
         return ""
     if rule is Rule.COLLECTIVE:
-        return _AXIS_BUCKETS.get(op.group[0].name, "dp")
+        return _collective_bucket(op)
     if rule in (Rule.GEMM, Rule.ATTENTION):
         return "gemm" if rule is Rule.GEMM else "attention"
     return "optimizer" if op.phase is Phase.STEP else "hbm"
+
+
+def _collective_bucket(op: Op) -> str:
+    """Where a collective's time goes: by what it is for, which its axes and its phase tell."""
+    names = {name for axis in op.group for name in axis.name.split(".")}
+    if names == {"ends"}:
+        return "pp_transfer"
+    if op.kind == "all_to_all":
+        return "ep"
+    if names <= {"tp", "etp"}:
+        return "tp"
+    return "dp" if op.phase is Phase.STEP else "cp" if names == {"cp"} else "ep"
 
 
 def gather_buckets(ops: Iterable[Op], seconds: Iterable[float]) -> Buckets:

@@ -18,17 +18,24 @@ def role_of(op: Op) -> str:
 
 
 def gemm_shape(op: Op, row: Row) -> tuple[int, int, int]:
-    """M, N, K of a contraction of A and B on one rank.
+    """M, N, K of a contraction of A and B on one rank; of one expert's where experts are grouped.
 
-    K: letters that A and B share and the result lacks. M: letters of A in the result; N: those of B.
+    K: letters that A and B share and the result lacks. M: letters of A in the result; N: those of B. The tokens of an
+    expert are its fraction of all.
     """
     reads, writes = spec_of(op, row)
-    sizes = extents(op, row)
+    sizes = {**extents(op, row), "E": 1}
     kept = set(writes[0])
-    m = prod(sizes[letter] for letter in reads[0] if letter in kept)
+    m = _product(reads[0], kept, sizes, op)
     n = prod(sizes[letter] for letter in reads[1] if letter in kept)
-    k = prod(sizes[letter] for letter in reads[0] if letter not in kept)
+    k = _product(reads[0], set(reads[0]) - kept, sizes, op)
     return m, n, k
+
+
+def _product(letters: str, chosen: set[str], sizes: dict[str, int], op: Op) -> int:
+    """Product of some letters' extents, times the fraction of tokens that exists where tokens are among them."""
+    part, whole = op.inputs[0].fraction if "s" in chosen else (1, 1)
+    return max(1, prod(sizes[letter] for letter in letters if letter in chosen) * part // whole)
 
 
 def compute_s(op: Op, row: Row, flops: int, setting: Setting) -> float:

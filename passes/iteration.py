@@ -132,7 +132,7 @@ def _stage(stage: Stage, parts: Mapping[str, _Parts]) -> StageCost:
 def _template_parts(cost: Costs, setting: Setting) -> _Parts:
     """Forward, backward, and the step up to and after the gradient norm."""
     ops = cost.graph.ops
-    norm = next((i for i, op in enumerate(ops) if op.kind == "grad_norm"), len(ops))
+    norm = max((i for i, op in enumerate(ops) if op.kind == "grad_norm"), default=len(ops))
     forward = [i for i, op in enumerate(ops) if op.phase is Phase.FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase is Phase.BACKWARD]
     step = [i for i, op in enumerate(ops) if op.phase is Phase.STEP]

@@ -20,6 +20,10 @@ _MULTI_TENSOR = "NVIDIA/TransformerEngine transformer_engine/common/multi_tensor
 _MCORE_LOSS = "NVIDIA/Megatron-LM megatron/core/tensor_parallel/cross_entropy.py, kernel by kernel"
 _NCCL = "one NCCL kernel per call"
 
+_GROUPED = "NVIDIA/TransformerEngine GroupedLinear: one cuBLAS GEMM per expert on several streams"
+_LATENT = "NVIDIA/Megatron-LM megatron/core/fusions/fused_mla_yarn_rope_apply.py: one read, one write"
+_PERMUTE = "NVIDIA/TransformerEngine transformer_engine/common/permutation"
+
 NORM_BLOCKS = 132
 """Thread blocks that leave a partial weight gradient each in a norm's backward: one per SM of an H100."""
 
@@ -32,7 +36,8 @@ class Execution:
     """How one kind runs.
 
     reads, writes: HBM passes over each operand and each result; a single number stands for all of them.
-    kernels: launches of one execution; with elements_per_kernel, one per that many elements of the first operand.
+    kernels: launches of one execution; with elements_per_kernel, one per that many elements of the first operand;
+    with per_expert, so many for each local expert.
     """
 
     kind: str
@@ -41,6 +46,7 @@ class Execution:
     kernels: int
     source: str
     elements_per_kernel: int = 0
+    per_expert: bool = False
 
 
 @attrs.frozen
@@ -70,6 +76,27 @@ SHARED = (
     Execution("linear", _ONCE, _ONCE, 1, "R X, R W, W Y"),
     Execution("linear_dx", _ONCE, _ONCE, 1, "R dY, R W, W dX"),
     Execution("linear_dw", _ONCE, (2,), 1, "R dY, R X, add to the fp32 gradient in the GEMM's epilogue"),
+    Execution("grouped_linear", _ONCE, _ONCE, 1, _GROUPED, per_expert=True),
+    Execution("grouped_linear_dx", _ONCE, _ONCE, 1, _GROUPED, per_expert=True),
+    Execution("grouped_linear_dw", _ONCE, (2,), 1, f"{_GROUPED}; adds to the fp32 gradient", per_expert=True),
+    Execution(
+        "topk", _ONCE, _ONCE, 3, "NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores, top-k, mask"
+    ),
+    Execution("topk_dx", _ONCE, _ONCE, 2, "as topk: R d(scores), R scores, W d(logits)"),
+    Execution("aux_loss", _ONCE, _FREE, 2, "NVIDIA/Megatron-LM moe_utils.py switch_load_balancing_loss_func: R scores"),
+    Execution("aux_loss_dx", (0, 1), _ONCE, 1, "R scores, add to their gradient"),
+    Execution("geglu", _ONCE, _ONCE, 1, "as swiglu"),
+    Execution("geglu_dx", _ONCE, _ONCE, 1, "as swiglu_dx"),
+    Execution("softcap", _ONCE, _ONCE, 1, "R x, W y"),
+    Execution("softcap_dx", _ONCE, _ONCE, 1, "R dy, R y, W dx"),
+    Execution("gate_mul", _ONCE, _ONCE, 1, "R x, R gate, W y"),
+    Execution("gate_mul_dx", _ONCE, _ONCE, 2, "R dy, R x, R gate, W dx, W dgate"),
+    Execution("split_latent", _FREE, _FREE, 0, "views"),
+    Execution("join_latent", _FREE, _FREE, 0, "gradients are written into one buffer"),
+    Execution("latent_keys", _ONCE, _ONCE, 1, _LATENT),
+    Execution("latent_keys_dx", _ONCE, _ONCE, 1, _LATENT),
+    Execution("sdpa_sink", _ONCE, _ONCE, 1, "as sdpa"),
+    Execution("sdpa_sink_dx", _ONCE, _ONCE, 3, "as sdpa_dx"),
     Execution("sdpa", _ONCE, _ONCE, 1, "Dao-AILab/flash-attention: R q k v, W o and log-sum-exp"),
     Execution("sdpa_dx", _ONCE, _ONCE, 3, "Dao-AILab/flash-attention: row sums, main kernel, convert dq"),
     Execution("split_qkv", _FREE, _FREE, 0, "views"),
@@ -101,6 +128,13 @@ REFERENCE = (
     Execution("layernorm", (2, 0, 0), (1, 0, 0), 1, f"{_PAPER}: norm forward 3"),
     Execution("layernorm_dx", (1, 1, 0, 0, 0), (1,), 1, f"{_PAPER}: norm backward 5, of which 3 for the input"),
     Execution("layernorm_dw", (1, 1, 0, 0), (0, 0), 1, f"{_PAPER}: norm backward 5, of which 2 for the weights"),
+    Execution("rmsnorm_heads", (2, 0), (1, 0), 1, f"{_PAPER}: norm forward 3"),
+    Execution("rmsnorm_heads_dx", (1, 1, 0, 0), (1,), 1, f"{_PAPER}: norm backward 5, of which 3 for the input"),
+    Execution("rmsnorm_heads_dw", (1, 1, 0), (0,), 1, f"{_PAPER}: norm backward 5, of which 2 for the weight"),
+    Execution("permute", (0, 0), (2,), 6, f"{_PAPER}: dispatch and undo 4, of which 2 here, of k copies"),
+    Execution("permute_dx", (2, 0), (0,), 2, f"{_PAPER}: 4, of which 2 here"),
+    Execution("unpermute", (0, 2), (0,), 2, f"{_PAPER}: 4, of which 2 here"),
+    Execution("unpermute_dx", (0, 0, 0), (0, 2), 2, f"{_PAPER}: 4, of which 2 here"),
     Execution("rope", (2,), (1,), 1, f"{_PAPER}: RoPE 3 (x, its rotated half, out)"),
     Execution("rope_dx", (2,), (1,), 1, f"{_PAPER}: RoPE 3"),
     Execution("add", (1, 0), (1,), 1, f"{_PAPER}: residual forward 2 (the branch is still in L2)"),
@@ -123,6 +157,13 @@ EXACT = (
     Execution("layernorm", _ONCE, _ONCE, 1, f"{_TE}: one sweep"),
     Execution("layernorm_dx", _ONCE, _ONCE, 1, f"{_TE}: R dy, x; W dx"),
     Execution("layernorm_dw", _FREE, (_PARTIALS,), 1, f"{_TE}: partial sums of the dx kernel, then one reduction"),
+    Execution("rmsnorm_heads", _ONCE, _ONCE, 1, f"{_TE}: one sweep"),
+    Execution("rmsnorm_heads_dx", _ONCE, _ONCE, 1, f"{_TE}: R dy, x; W dx"),
+    Execution("rmsnorm_heads_dw", _FREE, (_PARTIALS,), 1, f"{_TE}: partial sums of the dx kernel, then one reduction"),
+    Execution("permute", _ONCE, _ONCE, 4, f"{_PERMUTE}: each token read once, k copies written; row map in 3 kernels"),
+    Execution("permute_dx", (1, 0), _ONCE, 1, f"{_PERMUTE}: k copies read, each token written once"),
+    Execution("unpermute", _ONCE, _ONCE, 1, f"{_PERMUTE}: k copies read, each token written once"),
+    Execution("unpermute_dx", _ONCE, _ONCE, 1, f"{_PERMUTE}: R dy, copies, scores; W copies, d(scores)"),
     Execution("rope", _ONCE, _ONCE, 1, "NVIDIA/TransformerEngine common/fused_rope: R x, W y"),
     Execution("rope_dx", _ONCE, _ONCE, 1, "NVIDIA/TransformerEngine common/fused_rope: R dy, W dx"),
     Execution("add", _ONCE, _ONCE, 1, "R both, W sum"),
@@ -172,5 +213,15 @@ def kernels_of(op: Op, row: Execution) -> int:
     """Launches of one execution; a collective in pieces is launched once per piece."""
     if row.elements_per_kernel:
         return -(-op.inputs[0].elements // row.elements_per_kernel)
+    if row.per_expert:
+        return row.kernels * experts_of(op)
     pieces = op.attr("pieces", 1)
     return row.kernels * int(pieces or 1)
+
+
+def experts_of(op: Op) -> int:
+    """Experts on this rank: the extent of letter E in whichever operand has it."""
+    for tensor in (*op.inputs, *op.outputs):
+        if "E" in tensor.dims:
+            return tensor.local_shape[tensor.dims.index("E")]
+    return 1

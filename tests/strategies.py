@@ -82,7 +82,8 @@ def tensors(draw: DrawFn, mesh: tuple[Axis, ...], name: str) -> Tensor:
     ways = [prod(p.axis.size for p in place if p.dim == i) for i in range(len(dims))]
     shape = tuple(draw(st.integers(1, 64)) * way for way in ways)
     dtype = draw(st.sampled_from(("bf16", "fp32", "fp8", "int64")))
-    return Tensor(name, dims, shape, dtype, draw(st.sampled_from(Kind)), place)
+    fraction = draw(st.sampled_from(((1, 1), (8, 64), (2, 3))))
+    return Tensor(name, dims, shape, dtype, draw(st.sampled_from(Kind)), place, fraction)
 
 
 @st.composite
