@@ -17,7 +17,7 @@ from stepgraph.ir.tensor import Kind
 ROLES = MappingProxyType(
     {
         Phase.FORWARD: ("", "inner"),
-        Phase.BACKWARD: ("dx", "dw", "sum", "regather", "recompute"),
+        Phase.BACKWARD: ("dx", "dw", "sum", "regather", "recompute", "inner"),
         Phase.STEP: ("",),
     }
 )

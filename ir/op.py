@@ -61,8 +61,8 @@ class Op:
 
     @property
     def group_name(self) -> str:
-        """The axes' names joined: `tp`, `dp+cp`."""
-        return "+".join(axis.name for axis in self.group)
+        """The group that the axes are, if lowering named one, else their names joined: `tp`, `ep`, `dp+cp`."""
+        return str(self.attr("span") or "+".join(axis.name for axis in self.group))
 
 
 def group_offsets(group: tuple[Axis, ...]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The op table: one row per kind, what an op computes.
 
 Letters: b batch, s sequence, t key sequence, d hidden, h heads, c key width, w value width, r latent width, e rotary
-part, u packed key and value, f FFN width, k the gate and up halves, E experts, v vocabulary, l rows of a position
+part, n both packed, u packed key and value, f FFN width, k the gate and up halves, E experts, v vocabulary, l rows of a position
 table, p a rank's flat parameters. How software executes a kind (passes, kernels) is a profile's business.
 """
 
@@ -129,11 +129,11 @@ ROWS = (
         Rule.FREE,
         "views of the packed down projection: key/value latent and the shared rotary key",
         "DeepSeek-AI 2024, arXiv:2405.04434, section 2.1",
-        spec="bsr->bsr,bse",
-        whole="r",
+        spec="bsn->bsr,bse",
+        whole="nre",
         grads=(Grad("dx", "join_latent", ("dy0", "dy1"), (0,)),),
     ),
-    Row("join_latent", Rule.FREE, "both gradients side by side", "as split_latent", spec="bsr,bse->bsr", whole="r"),
+    Row("join_latent", Rule.FREE, "both gradients side by side", "as split_latent", spec="bsr,bse->bsn", whole="nre"),
     Row(
         "latent_keys",
         Rule.HBM,

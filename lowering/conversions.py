@@ -107,7 +107,9 @@ class Writer:
             _require_innermost(tensor, merged, axes)
         name = self.fresh(f"{base}.{kind}")
         out = attrs.evolve(tensor, name=name, place=merged)
-        self.emit(attrs.evolve(like, name=name, kind=kind, inputs=(tensor,), outputs=(out,), group=axes))
+        span = self.mesh.span_of(axes)
+        named = (("span", span),) if span else ()
+        self.emit(attrs.evolve(like, name=name, kind=kind, inputs=(tensor,), outputs=(out,), group=axes, attrs=named))
         return out
 
 

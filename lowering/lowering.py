@@ -9,9 +9,8 @@ from stepgraph.ir.graph import Graph
 from stepgraph.ir.program import Program, Run, Stage
 from stepgraph.ir.tensor import Axis, Tensor
 from stepgraph.lowering.backward import autograd
-from stepgraph.lowering.blocks.attention import attention
 from stepgraph.lowering.blocks.ends import EMBEDDING_WEIGHT, embedding, head
-from stepgraph.lowering.blocks.mlp import mlp
+from stepgraph.lowering.blocks.layer import layer as layer_block
 from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.collectives import insert_collectives
 from stepgraph.lowering.layout import Layout, resolve_layout
@@ -31,9 +30,8 @@ def lower(model: Model, layout: Layout) -> Program:
     layout, _ = resolve_layout(layout, model)
     mesh = mesh_of(layout)
     templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh)}
-    names = [layer.name for layer in model.layers]
     stages = []
-    for runs in deal_layers(names, layout.pp):
+    for runs in deal_layers(model.template_names, layout.pp):
         step = _step_of(runs, templates, model, layout, mesh)
         stages.append(Stage(runs, step.name))
         templates.setdefault(step.name, step)
@@ -46,15 +44,15 @@ def logical_templates(model: Model, batch: int, sequence: int) -> tuple[Graph, .
     Shapes: batch and sequence are global.
     """
     parts: list[Graph] = [_embedding(model, batch, sequence)]
-    for layer in dict.fromkeys(model.layers):
-        parts.append(_layer(model, layer, batch, sequence))
+    named = dict(zip(model.template_names, model.layers, strict=True))
+    parts.extend(_layer(model, name, layer, batch, sequence) for name, layer in named.items())
     parts.append(_head(model, batch, sequence))
     return tuple(parts)
 
 
 def count_parts(model: Model, batch: int, sequence: int) -> tuple[tuple[Graph, int], ...]:
     """The logical templates with how often each stands in the model."""
-    counts = Counter(layer.name for layer in model.layers)
+    counts = Counter(model.template_names)
     return tuple((graph, counts.get(graph.name, 1)) for graph in logical_templates(model, batch, sequence))
 
 
@@ -63,10 +61,10 @@ def _embedding(model: Model, batch: int, sequence: int) -> Graph:
     return b.graph("embedding", None, embedding(b, model, batch, sequence))
 
 
-def _layer(model: Model, layer: Layer, batch: int, sequence: int) -> Graph:
+def _layer(model: Model, name: str, layer: Layer, batch: int, sequence: int) -> Graph:
     b = Builder(model.dtype)
     x = b.stream("x", batch, sequence, model.hidden)
-    return b.graph(layer.name, x, mlp(b, attention(b, x, layer), layer))
+    return b.graph(name, x, layer_block(b, x, layer))
 
 
 def _head(model: Model, batch: int, sequence: int) -> Graph:

@@ -71,6 +71,10 @@ class Mesh:
                 left = [axis for axis in left if axis not in group]
         return found + [(axis,) for axis in left]
 
+    def span_of(self, axes: tuple[Axis, ...]) -> str:
+        """The declared group that several atoms are together; empty for a single one."""
+        return next((name for name, group in self.groups.items() if len(group) > 1 and group == axes), "")
+
     def home_of_param(self, dims: str) -> Place:
         """Where a parameter with these letters lives; expert weights begin with E."""
         return self._split(dims, EXPERT_LETTERS if dims.startswith("E") else PARAM_LETTERS)

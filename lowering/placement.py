@@ -17,7 +17,8 @@ def choose_letters(op: Op, row: Row, spec: Spec, inputs: Sequence[Tensor], axes:
 
     First what the op demands (`op.at`); else the letter on which a parameter is split, since parameters never move;
     else the first split operand's, unless it must stay whole; else none. A linear op follows its first operand, the
-    residual stream, and lets a sum through only when every operand is one.
+    residual stream (or the first split one when that is a pending sum), and lets a sum through only when every operand
+    is one.
     """
     demanded = dict(op.at)
     chosen = {}
@@ -40,10 +41,10 @@ def _letter(row: Row, spec: Spec, inputs: Sequence[Tensor], axis: Axis) -> str:
 
 
 def _linear_letter(inputs: Sequence[Tensor], axis: Axis) -> str:
-    first = inputs[0].on(axis)
-    if first is None:
+    on = [t.on(axis) for t in inputs]
+    if on[0] is None:
         return ""
-    if first.dim is not None:
-        return inputs[0].dims[first.dim]
-    pending = all((p := t.on(axis)) is not None and p.dim is None for t in inputs)
-    return PENDING if pending else ""
+    if all(p is not None and p.dim is None for p in on):
+        return PENDING
+    split = next(((t, p.dim) for t, p in zip(inputs, on, strict=True) if p is not None and p.dim is not None), None)
+    return split[0].dims[split[1]] if split else ""

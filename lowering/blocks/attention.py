@@ -1,32 +1,40 @@
-"""Grouped-query attention: norm, packed projection, RoPE, flash attention, output projection, residual."""
+"""Grouped-query attention: packed projection, QK-norm, RoPE, flash attention, output projection."""
 
 from __future__ import annotations
 
+from stepgraph.ir.op import Attr
 from stepgraph.ir.tensor import Tensor
 from stepgraph.lowering.blocks.norm import norm
 from stepgraph.lowering.builder import Builder
-from stepgraph.lowering.model import Attention, Layer
+from stepgraph.lowering.model import Attention
 
 
-def attention(b: Builder, x: Tensor, layer: Layer) -> Tensor:
-    """Attention with its norm and its residual add.
+def attention(b: Builder, h: Tensor, spec: Attention) -> Tensor:
+    """From the normed input to the projected output, which under TP is a pending sum.
 
-    Shapes: x [b s d] -> [b s d]. The packed weight is [d, heads + 2 kv_heads, c], ordered by key-value group, so that
-    TP splits whole groups. FLOPs: 2 m d (heads + 2 kv_heads) c + 4 m s heads c (half when causal) + 2 m heads c d.
+    Shapes: h [b s d] -> [b s d]. The packed weight is [d, heads + 2 kv_heads, c], ordered by key-value group, so that
+    TP splits whole groups. FLOPs: 2 m d (heads + 2 kv_heads) c + 4 heads c x (pairs that see each other) + 2 m heads c d.
     Source: How to Think About Asymptotic Times, section 3; Ainslie et al. 2023 (arXiv:2305.13245) for the groups.
     """
-    spec, hidden = layer.attention, x.shape[-1]
-    h = norm(b, "attn.norm", x, layer.norm)
     query, key, value = _project(b, h, spec)
-    if spec.rope:
-        query = b.op("rope", "attn.rope_q", query, out="bshc")
-        key = b.op("rope", "attn.rope_k", key, out="bshc")
+    if spec.qk_norm:
+        over = "c" if spec.qk_norm == "head" else "hc"
+        query, key = norm(b, "attn.q_norm", query, "rmsnorm", over), norm(b, "attn.k_norm", key, "rmsnorm", over)
+    if spec.rotary_dim:
+        partly = {"rotary_dim": spec.rotary_dim} if spec.rotary_dim != spec.head_dim else {}
+        query = b.op("rope", "attn.rope_q", query, out="bshc", **partly)
+        key = b.op("rope", "attn.rope_k", key, out="bshc", **partly)
     mixed = _attend(b, query, key, value, spec)
-    weight = b.param("attn.out.weight", "hcd", (spec.heads, spec.head_dim, hidden))
+    return project_out(b, mixed, "bshc", h.shape[-1], bias=spec.out_bias)
+
+
+def project_out(b: Builder, mixed: Tensor, dims: str, hidden: int, *, bias: bool) -> Tensor:
+    """The output projection, row-parallel under TP; its bias is added once the sum is complete."""
+    weight = b.param("attn.out.weight", f"{dims[2:]}d", (*mixed.shape[2:], hidden))
     y = b.op("linear", "attn.out", mixed, weight, out="bsd", family="attn_out")
-    if spec.out_bias:
-        y = b.op("bias_add", "attn.out_bias", b.pin(y), b.param("attn.out.bias", "d", (hidden,)), out="bsd")
-    return b.op("add", "attn.residual", x, y, out="bsd")
+    if not bias:
+        return y
+    return b.op("bias_add", "attn.out_bias", b.pin(y), b.param("attn.out.bias", "d", (hidden,)), out="bsd")
 
 
 def _project(b: Builder, h: Tensor, spec: Attention) -> tuple[Tensor, ...]:
@@ -48,4 +56,11 @@ def _split(b: Builder, qkv: Tensor, spec: Attention) -> tuple[Tensor, ...]:
 
 def _attend(b: Builder, query: Tensor, key: Tensor, value: Tensor, spec: Attention) -> Tensor:
     outs = [b.like("attn.sdpa", "bshc", [query]), b.like("attn.sdpa.lse", "bsh", [query], "fp32")]
-    return b.many("sdpa", "attn.sdpa", query, key, value, outs=outs, causal=spec.causal, family="sdpa")[0]
+    reach: dict[str, Attr] = {
+        name: getattr(spec, name) for name in ("window", "chunk", "softcap") if getattr(spec, name)
+    }
+    operands = [query, key, value]
+    if spec.sinks:
+        operands.append(b.param("attn.sinks", "h", (spec.heads,)))
+    kind = "sdpa_sink" if spec.sinks else "sdpa"
+    return b.many(kind, "attn.sdpa", *operands, outs=outs, causal=spec.causal, family="sdpa", **reach)[0]

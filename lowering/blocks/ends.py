@@ -35,6 +35,10 @@ def head(b: Builder, model: Model, x: Tensor) -> Tensor:
     logits = b.op(
         "linear", "head.logits", h, b.param(name, "vd", (model.vocab, model.hidden)), out="bsv", family="lm_head"
     )
+    if model.head_bias:
+        logits = b.op("bias_add", "head.logits_bias", logits, b.param("head.bias", "v", (model.vocab,)), out="bsv")
+    if model.final_softcap:
+        logits = b.op("softcap", "head.softcap", logits, out="bsv")
     labels = b.tokens("labels", *x.shape[:2])
     outs = [b.like("head.loss", "bs", [logits], "fp32"), b.like("head.loss.softmax", "bsv", [logits], "fp32")]
     return b.many("cross_entropy", "head.loss", logits, labels, outs=outs)[0]

@@ -1,4 +1,4 @@
-"""Normalisation over the hidden dimension."""
+"""Normalisation: over the hidden width, over one head, over all heads, or over a latent."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from stepgraph.ir.tensor import Tensor
 from stepgraph.lowering.builder import Builder
 
 
-def norm(b: Builder, name: str, x: Tensor, kind: str) -> Tensor:
-    """RMSNorm or LayerNorm with its weights; keeps one (two) fp32 statistics per token for backward.
+def norm(b: Builder, name: str, x: Tensor, kind: str, over: str = "") -> Tensor:
+    """RMSNorm or LayerNorm with its weights; keeps one (two) fp32 statistics per normalised row for backward.
 
-    Shapes: x [b s d] -> [b s d].
+    over: the letters that are normalised together, by default the last one; "hc" is one norm over all heads.
+    Shapes: like x.
     """
-    weights = [b.param(f"{name}.weight", "d", x.shape[-1:])]
+    over = over or x.dims[-1]
+    shape = tuple(size for letter, size in zip(x.dims, x.shape, strict=True) if letter in over)
+    weights = [b.param(f"{name}.weight", over, shape)]
     kept = ["rstd"]
     if kind == "layernorm":
-        weights.append(b.param(f"{name}.bias", "d", x.shape[-1:]))
+        weights.append(b.param(f"{name}.bias", over, shape))
         kept.insert(0, "mean")
-    outs = [b.like(name, "bsd", [x]), *(b.like(f"{name}.{stat}", "bs", [x], "fp32") for stat in kept)]
-    return b.many(kind, name, x, *weights, outs=outs)[0]
+    rows = "".join(letter for letter in x.dims if letter not in over)
+    outs = [b.like(name, x.dims, [x]), *(b.like(f"{name}.{stat}", rows, [x], "fp32") for stat in kept)]
+    return b.many("rmsnorm_heads" if len(over) > 1 else kind, name, x, *weights, outs=outs)[0]
