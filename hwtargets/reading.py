@@ -178,6 +178,7 @@ def _target(name: str, title: str, read: Mapping[str, Figure]) -> Target:
         peaks_flops_per_s=tuple((key.rpartition(".")[2], number[key]) for key in dtypes),
         hbm=Hbm(**_section(number, "hbm")),
         compute=Compute(sms=int(number["compute.sms"]), l2_bytes=number["compute.l2_bytes"]),
+        topk_bytes_per_s=number["topk.bytes_per_s"],
         scale_up=_level(figures, number, "scale_up", int(number["scale_up.domain"])),
         nic=_level(figures, number, "nic", None),
         launch=Launch(**_section(number, "launch")),

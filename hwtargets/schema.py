@@ -45,6 +45,7 @@ _SECTIONS = (
     ("hbm", Kind.FRACTION, "reachable_fraction"),
     ("compute", Kind.COUNT, "sms"),
     ("compute", Kind.POSITIVE, "l2_bytes"),
+    ("topk", Kind.POSITIVE, "bytes_per_s"),
     ("scale_up", Kind.POSITIVE, "bandwidth_bytes_per_s"),
     ("scale_up", Kind.COUNT, "domain"),
     ("scale_up", Kind.NON_NEGATIVE, "t0_s t_link_s"),

@@ -133,7 +133,8 @@ class SdpaLaws:
 class Target:
     """One kind of GPU and the network around it.
 
-    peaks_flops_per_s: (dtype, dense peak) pairs; ask with `peak_flops_per_s(dtype)`.
+    peaks_flops_per_s: (dtype, dense peak) pairs; ask with `peak_flops_per_s(dtype)`. topk_bytes_per_s: how fast a
+    top-k kernel reads scores, far below the HBM rate.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Target:
     peaks_flops_per_s: tuple[tuple[str, float], ...]
     hbm: Hbm
     compute: Compute
+    topk_bytes_per_s: float
     scale_up: LinkLevel
     nic: LinkLevel
     launch: Launch

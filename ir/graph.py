@@ -109,3 +109,12 @@ class Graph:
         placed = {p.axis.name: p.axis for op in self.ops for t in (*op.inputs, *op.outputs) for p in t.place}
         grouped = {axis.name: axis for op in self.ops for axis in op.group}
         return tuple(sorted({**placed, **grouped}.values(), key=lambda axis: -axis.stride))
+
+
+SHARED_PREFIX = "embedding."
+"""Parameters of the input tables keep one name wherever they are read: a tied head reads the same table."""
+
+
+def param_identity(graph: Graph, param: Tensor) -> str:
+    """Which parameter of the model this is: templates share input tables by name, everything else is their own."""
+    return param.name if param.name.startswith(SHARED_PREFIX) else f"{graph.name}.{param.name}"

@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import attrs
 
 from stepgraph.errors import InputError, Problem, did_you_mean, refuse
 from stepgraph.lowering.divisibility import CHECKS, stages_problem
+from stepgraph.lowering.expertchecks import EXPERT_CHECKS, factor_problems
+from stepgraph.lowering.fitting import fit_model
+from stepgraph.lowering.mesh import mesh_of
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.nearest import divisors, either, multiples_around, nearest, size_problem
 
 SIZES = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
-SINGLE_YET = ("cp", "ep", "etp", "vpp")
+SINGLE_YET = ("cp",)
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b",)
 DEFAULT_SEQ = 4096
@@ -29,7 +33,11 @@ class Layout:
     chunks per pipeline stage; sp: split norms and residuals along the sequence over the tensor axis; tp_regather:
     gather the sequence again in backward instead of saving the gathered copy; micro_batch: sequences per micro-batch
     and data rank; global_batch: sequences per step; seq: tokens per sequence; recompute: activations that backward
-    computes again; zero: 0 = optimizer state on every rank, 1 = split over the data axis; schedule: pipeline order.
+    computes again; zero: 0 = optimizer state on every rank, 1 = split over the data axis; schedule: pipeline order;
+    capacity_factor: experts get this times an even share of tokens, padded or dropped (None: dropless);
+    expert_imbalance: how much more than an even share the busiest rank's experts get when dropless; pad_vocab: the
+    vocabulary is padded to a multiple of this times tp; pipeline_layout: stages in Megatron-LM's notation;
+    first_stage_layers, last_stage_layers: layers of the outermost stages; mtp: multi-token prediction modules.
     """
 
     tp: int = 1
@@ -47,11 +55,29 @@ class Layout:
     zero: int = 1
     schedule: str = "1f1b"
     tp_regather: bool | None = None
+    capacity_factor: float | None = None
+    expert_imbalance: float = 1.0
+    pad_vocab: int = 1
+    pipeline_layout: str | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    mtp: int = 0
 
     @property
     def gpus(self) -> int:
         """How many ranks there are: tp * cp * pp * dp (experts reuse the same ranks)."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """(part, whole) by which the busiest experts' tokens exceed an even share."""
+        share = self.expert_imbalance if self.capacity_factor is None else self.capacity_factor
+        return Fraction(share).limit_denominator(1000).as_integer_ratio()
+
+    @property
+    def split(self) -> tuple[str | None, int | None, int | None]:
+        """What was said about the pipeline's stages besides their number."""
+        return self.pipeline_layout, self.first_stage_layers, self.last_stage_layers
 
     @property
     def n_microbatches(self) -> int:
@@ -74,15 +100,17 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
     layout-not-modelled, sp-needs-tp, regather-needs-sp, tp-heads, tp-kv-heads, tp-ffn, tp-vocab, sp-seq, pp-layers,
     batch-multiple, seq-positions. Each names the nearest values that are possible.
     """
-    problems = _value_problems(layout) + _choice_problems(layout)
+    problems = _value_problems(layout) + _choice_problems(layout) + factor_problems(layout)
     # What is wrong by itself is replaced, so that the rest is still checked against the model.
     sound = attrs.evolve(layout, **{problem.where: _default(problem.where) for problem in problems})
     problems += [problem for name in SINGLE_YET if (problem := _single_problem(sound, name))]
     filled, notes = _filled(sound, model)
-    problems += [problem for check in CHECKS for problem in check(filled, model)]
+    fitted, fit_notes = fit_model(model, filled)
+    problems += [problem for check in (*CHECKS, *EXPERT_CHECKS) for problem in check(filled, fitted)]
     if problems:
         raise InputError(problems)
-    return filled, (*notes, *_length_notes(filled, model))
+    mesh_of(filled)  # refuses cuts that do not nest
+    return filled, (*notes, *fit_notes, *_length_notes(filled, model))
 
 
 def dp_from_gpus(gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
@@ -134,8 +162,9 @@ def uneven_stages_note(n_layers: int, stages: int) -> str:
 
 
 def _value_problems(layout: Layout) -> list[Problem]:
-    optional = [name for name in ("global_batch", "seq") if getattr(layout, name) is not None]
-    found = [size_problem(name, getattr(layout, name)) for name in (*SIZES, *optional)]
+    optional = ("global_batch", "seq", "first_stage_layers", "last_stage_layers")
+    given = [name for name in optional if getattr(layout, name) is not None]
+    found = [size_problem(name, getattr(layout, name)) for name in (*SIZES, "pad_vocab", *given)]
     flags = [_flag_problem(name, getattr(layout, name)) for name in ("sp", "tp_regather")]
     return [problem for problem in found + flags if problem]
 

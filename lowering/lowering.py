@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.program import Program, Run, Stage
@@ -13,6 +13,7 @@ from stepgraph.lowering.blocks.ends import EMBEDDING_WEIGHT, embedding, head
 from stepgraph.lowering.blocks.layer import layer as layer_block
 from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.collectives import insert_collectives
+from stepgraph.lowering.fitting import fit_model
 from stepgraph.lowering.layout import Layout, resolve_layout
 from stepgraph.lowering.mesh import Mesh, mesh_of
 from stepgraph.lowering.model import Layer, Model
@@ -28,24 +29,24 @@ def lower(model: Model, layout: Layout) -> Program:
     Equal layers are lowered once. Raises: InputError when the layout is impossible.
     """
     layout, _ = resolve_layout(layout, model)
+    model, _ = fit_model(model, layout)
     mesh = mesh_of(layout)
     templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh)}
-    stages = []
-    for runs in deal_layers(model.template_names, layout.pp):
-        step = _step_of(runs, templates, model, layout, mesh)
-        stages.append(Stage(runs, step.name))
-        templates.setdefault(step.name, step)
-    return Program(model.name, tuple(templates.values()), tuple(stages), layout.n_microbatches)
+    dealt = deal_layers(model.template_names, layout.pp)
+    steps = _step_templates(dealt, templates, model, layout, mesh)
+    templates.update((step.name, step) for step in steps)
+    stages = tuple(Stage(runs, step.name) for runs, step in zip(dealt, steps, strict=True))
+    return Program(model.name, tuple(templates.values()), stages, layout.n_microbatches)
 
 
-def logical_templates(model: Model, batch: int, sequence: int) -> tuple[Graph, ...]:
+def logical_templates(model: Model, batch: int, sequence: int, load: tuple[int, int] = (1, 1)) -> tuple[Graph, ...]:
     """Forward graphs of the model's parts with no parallelism: embedding, one per distinct layer, head.
 
-    Shapes: batch and sequence are global.
+    load: how uneven experts are visited. Shapes: batch and sequence are global.
     """
     parts: list[Graph] = [_embedding(model, batch, sequence)]
     named = dict(zip(model.template_names, model.layers, strict=True))
-    parts.extend(_layer(model, name, layer, batch, sequence) for name, layer in named.items())
+    parts.extend(_layer(model, name, layer, batch, sequence, load) for name, layer in named.items())
     parts.append(_head(model, batch, sequence))
     return tuple(parts)
 
@@ -61,10 +62,10 @@ def _embedding(model: Model, batch: int, sequence: int) -> Graph:
     return b.graph("embedding", None, embedding(b, model, batch, sequence))
 
 
-def _layer(model: Model, name: str, layer: Layer, batch: int, sequence: int) -> Graph:
+def _layer(model: Model, name: str, layer: Layer, batch: int, sequence: int, load: tuple[int, int]) -> Graph:
     b = Builder(model.dtype)
     x = b.stream("x", batch, sequence, model.hidden)
-    return b.graph(name, x, layer_block(b, x, layer))
+    return b.graph(name, x, layer_block(b, x, layer, load))
 
 
 def _head(model: Model, batch: int, sequence: int) -> Graph:
@@ -78,7 +79,7 @@ def _micro_batch_templates(model: Model, layout: Layout, mesh: Mesh) -> list[Gra
     batch = layout.micro_batch * layout.dp
     ends = ("embedding", "head")
     graphs = []
-    for graph in logical_templates(model, batch, layout.seq):
+    for graph in logical_templates(model, batch, layout.seq, layout.load):
         placed = autograd(insert_collectives(graph, mesh), mesh, regather=bool(layout.tp_regather))
         graphs.append(placed if graph.name in ends else recompute(placed, layout.recompute))
     pipeline = mesh.axis("pp")
@@ -91,21 +92,20 @@ def _stream(layer: Graph) -> Tensor:
     return next(t for t in layer.inputs if t.name == layer.ports.enters)
 
 
-def _step_of(runs: tuple[Run, ...], templates: dict[str, Graph], model: Model, layout: Layout, mesh: Mesh) -> Graph:
+def _step_templates(
+    ranks: Sequence[tuple[Run, ...]], templates: dict[str, Graph], model: Model, layout: Layout, mesh: Mesh
+) -> list[Graph]:
+    """The step template of every pipeline rank; ranks with equal parameters share one."""
     pipeline = mesh.axis("pp")
     shared = EMBEDDING_WEIGHT if model.tied_embeddings and pipeline else ""
-    params = count_stage_params([(templates[run.template], run.count) for run in runs], mesh, shared)
     ends = Axis("ends", 2, pipeline.stride * (pipeline.size - 1)) if pipeline and shared else None
-
-    def build(name: str) -> Graph:
-        return step_template(name, params, mesh, zero=layout.zero, dtype=model.dtype, ends=ends)
-
-    return _named_like_an_equal(build, templates) if pipeline else build("step")
-
-
-def _named_like_an_equal(build: Callable[[str], Graph], templates: dict[str, Graph]) -> Graph:
-    """`step.0`, `step.1`, ...: the first name that is free or whose template is equal."""
-    index = 0
-    while (known := templates.get(f"step.{index}")) is not None and known.ops != build(known.name).ops:
-        index += 1
-    return build(f"step.{index}")
+    counted = {
+        runs: count_stage_params([(templates[run.template], run.count) for run in runs], mesh, shared)
+        for runs in dict.fromkeys(ranks)
+    }
+    names = {params: f"step.{i}" if pipeline else "step" for i, params in enumerate(dict.fromkeys(counted.values()))}
+    built = {
+        params: step_template(name, params, mesh, zero=layout.zero, dtype=model.dtype, ends=ends)
+        for params, name in names.items()
+    }
+    return [built[counted[runs]] for runs in ranks]

@@ -7,6 +7,8 @@ type or a further field here; nothing in these records counts parameters, becaus
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import attrs
 
 
@@ -158,12 +160,12 @@ class Model:
         """How many layers lie between the embedding and the head."""
         return len(self.layers)
 
-    @property
+    @cached_property
     def distinct_layers(self) -> tuple[Layer, ...]:
         """Each different layer once, in order of first use."""
         return tuple(dict.fromkeys(self.layers))
 
-    @property
+    @cached_property
     def template_names(self) -> tuple[str, ...]:
         """The template of every layer, in order: its kind, numbered (`dense`, `dense.2`) where kinds have variants."""
         counts: dict[str, int] = {}

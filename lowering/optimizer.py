@@ -12,7 +12,7 @@ from math import prod
 import attrs
 
 from stepgraph.ir.gradients import param_gradients
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, param_identity
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.tensor import Axis, Kind, Tensor
 from stepgraph.lowering.backward import PARAM_GRAD_DTYPE
@@ -53,7 +53,7 @@ def count_stage_params(layers: Iterable[tuple[Graph, int]], mesh: Mesh, shared: 
     other = 0
     for graph, count in layers:
         for param, grad in param_gradients(graph):
-            name = param.name if count == 1 else f"{graph.name}.{param.name}"
+            name = param_identity(graph, param)
             if name in seen:
                 continue
             seen.add(name)

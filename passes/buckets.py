@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import add, attrgetter
 
 import attrs
 
@@ -32,17 +33,19 @@ class Buckets:
     @property
     def total(self) -> float:
         """Their sum."""
-        return float(sum(attrs.astuple(self)))
+        return float(sum(_values(self)))
 
     def __add__(self, other: Buckets) -> Buckets:
-        return Buckets(*(a + b for a, b in zip(attrs.astuple(self), attrs.astuple(other), strict=True)))
+        return Buckets(*map(add, _values(self), _values(other)))
 
     def __mul__(self, times: float) -> Buckets:
-        return Buckets(*(a * times for a in attrs.astuple(self)))
+        return Buckets(*[value * times for value in _values(self)])
 
 
 NAMES = tuple(field.name for field in attrs.fields(Buckets))
 """Bucket names in order."""
+
+_values = attrgetter(*NAMES)
 
 
 def bucket_of(op: Op) -> str:

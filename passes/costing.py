@@ -25,7 +25,8 @@ Floats = NDArray[np.float64]
 class Costs:
     """One number per op, by its position in `graph.ops`, for one rank and one execution.
 
-    compute_s, hbm_s, comm_s: seconds under each rule; an op is under one, AdamW under two. roofline_s: what
+    compute_s, hbm_s, comm_s: seconds under each rule; an op is under one, AdamW under two. Top-k counts as compute: its
+    throughput does not follow the HBM rate. roofline_s: what
     max(F / peak, B / beta) would have said, without efficiencies, collectives at nothing.
     """
 
@@ -70,8 +71,20 @@ def _cost(op: Op, row: Row, setting: Setting, geometries: dict[tuple[Axis, ...],
     if row.rule in (Rule.COLLECTIVE, Rule.POINT_TO_POINT):
         size = comm_bytes(op)
         return 0, 0, size, kernels, 0.0, 0.0, _comm_s(op, row, size, setting, geometries), 0.0
+    if row.rule is Rule.TOPK:
+        return _topk(op, kernels, setting)
     flops, traffic = flops_of(op, row), operand_bytes(op, execution)
     return _on_chip(op, row, flops, traffic, kernels, setting)
+
+
+def _topk(op: Op, kernels: int, setting: Setting) -> _Numbers:
+    """m E b / tau: scores of all experts at the throughput of the target's top-k kernel.
+
+    Source: How to Think About Asymptotic Times, section 5.
+    """
+    scores = op.inputs[0].nbytes
+    ideal = scores / setting.target.hbm.bandwidth_bytes_per_s
+    return 0, scores, 0, kernels, scores / setting.target.topk_bytes_per_s, 0.0, 0.0, ideal
 
 
 def _comm_s(op: Op, row: Row, size: int, setting: Setting, geometries: dict[tuple[Axis, ...], GroupGeometry]) -> float:

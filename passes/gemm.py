@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import MappingProxyType
 
 from stepgraph.hwtargets.efficiency import eta_constant, eta_shape_gemm, eta_shape_sdpa
 from stepgraph.ir.op import Op, Phase
@@ -10,6 +11,9 @@ from stepgraph.ir.rows import Row, Rule, extents, spec_of
 from stepgraph.passes.base import Setting
 
 ROLES = ("fwd", "dx", "dw")
+
+EXPERT_OPS = MappingProxyType({"experts_up": "expert_up", "experts_down": "expert_down"})
+"""Families whose efficiency has another name in a target file."""
 
 
 def role_of(op: Op) -> str:
@@ -52,7 +56,7 @@ def efficiency(op: Op, row: Row, setting: Setting) -> float:
     """The fraction of the dense peak that the op reaches."""
     role = role_of(op)
     if setting.eta == "constant":
-        return eta_constant(setting.target, str(op.attr("family", "gemm")), role)
+        return eta_constant(setting.target, EXPERT_OPS.get(str(op.attr("family")), str(op.attr("family"))), role)
     if row.rule is Rule.ATTENTION:
         sizes = extents(op, row)
         return eta_shape_sdpa(setting.target, sizes["t"], sizes["c"], role)

@@ -115,7 +115,8 @@ def iterate(program: Program, setting: Setting) -> Iteration:
 def cost_stages(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[StageCost, ...]:
     """Stage totals: every template once, times how often the stage runs it."""
     parts = {name: _template_parts(cost, setting) for name, cost in costed.items()}
-    return tuple(_stage(stage, parts) for stage in program.stages)
+    totals = {stage: _stage(stage, parts) for stage in dict.fromkeys(program.stages)}
+    return tuple(totals[stage] for stage in program.stages)
 
 
 _Parts = tuple[Part, Part, Part, Part]

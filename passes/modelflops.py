@@ -10,16 +10,19 @@ from collections.abc import Iterable
 
 import attrs
 
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, param_identity
 from stepgraph.ir.op import Op
 from stepgraph.ir.rows import Rule, flops_of
 from stepgraph.ir.table import row_of
-from stepgraph.ir.tensor import Tensor
+from stepgraph.ir.tensor import Kind, Tensor
 
 INPUT_TABLES = ("embedding", "position_add")
 """Kinds whose parameter is looked up by token or position, not multiplied with."""
 
-FAMILIES = ("qkv", "sdpa", "attn_out", "mlp_up", "mlp_down", "lm_head")
+FAMILIES = (
+    *("qkv", "sdpa", "attn_out", "mlp_up", "mlp_down", "lm_head"),
+    *("router", "experts_up", "experts_down", "shared_up", "shared_down"),
+)
 """Families of matmuls, in the order of the model."""
 
 
@@ -80,23 +83,32 @@ def _plus(family: Family, op: Op, count: int, attention: str) -> Family:
 
 def count_params(parts: Iterable[tuple[Graph, int]]) -> Params:
     """Parameters of logical graphs, each times how often it stands in the model; a tied table is one parameter."""
-    seen: dict[str, tuple[Tensor, int]] = {}
+    totals: dict[str, int] = {}
+    active: dict[str, int] = {}
     lookups: dict[str, int] = {}
     multiplied: set[str] = set()
     for graph, count in parts:
         for op in graph.ops:
-            for t in op.inputs:
-                if t in graph.params:
-                    seen[t.name] = (t, count * t.elements)
-                    _note(op, t, lookups, multiplied)
-    total = sum(elements for _, elements in seen.values())
-    embedding = sum(lookups.values())
+            for t in (t for t in op.inputs if t.kind is Kind.PARAM):
+                name = param_identity(graph, t)
+                totals[name] = count * t.elements
+                active[name] = count * _visited(op, t)
+                _note(op, t, name, lookups, multiplied)
     only_looked_up = sum(elements for name, elements in lookups.items() if name not in multiplied)
-    return Params(total, total, embedding, total - only_looked_up)
+    n_active = sum(active.values())
+    return Params(sum(totals.values()), n_active, sum(lookups.values()), n_active - only_looked_up)
 
 
-def _note(op: Op, tensor: Tensor, lookups: dict[str, int], multiplied: set[str]) -> None:
+def _visited(op: Op, param: Tensor) -> int:
+    """Elements of a parameter that one token meets: of experts' weights the fraction that it visits."""
+    if not param.dims.startswith("E"):
+        return param.elements
+    part, whole = op.inputs[0].fraction
+    return param.elements * part // whole
+
+
+def _note(op: Op, tensor: Tensor, name: str, lookups: dict[str, int], multiplied: set[str]) -> None:
     if op.kind in INPUT_TABLES:
-        lookups[tensor.name] = tensor.elements
+        lookups[name] = tensor.elements
     else:
-        multiplied.add(tensor.name)
+        multiplied.add(name)

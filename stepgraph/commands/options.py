@@ -36,6 +36,23 @@ LAYOUT_OPTIONS = (
     click.option("--global-batch", type=int, help="Sequences per step.  [default: dp micro-batch, x 4 pp when pp > 1]"),
     click.option("--seq", type=int, help="Tokens per sequence.  [default: 4096 or the model's limit]"),
     click.option("--recompute", default="none", show_default=True, help="none, selective (core attention) or full."),
+    click.option(
+        "--capacity-factor", type=float, help="Experts get this times an even share of tokens.  [default: dropless]"
+    ),
+    click.option(
+        "--expert-imbalance",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Tokens of the busiest rank over the mean.",
+    ),
+    click.option(
+        "--pad-vocab", type=int, default=1, show_default=True, help="Pad the vocabulary to a multiple of this x tp."
+    ),
+    click.option("--pipeline-layout", help="Stages in Megatron's notation, as in 'Et*4|(t*4|)*14tL'."),
+    click.option("--first-stage-layers", type=int, help="Layers of the first pipeline stage."),
+    click.option("--last-stage-layers", type=int, help="Layers of the last pipeline stage."),
+    click.option("--mtp", type=int, default=0, show_default=True, help="Multi-token prediction modules."),
     click.option("--schedule", default="1f1b", show_default=True, help="Pipeline schedule."),
 )
 
