@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from stepgraph.passes.exchanges import Exchange
 from stepgraph.passes.iteration import Iteration
 
 LAUNCH_SHARE = 0.10
@@ -13,12 +14,19 @@ UNEVEN_SHARE = 0.10
 """By how much the busiest stage may exceed the mean before it is worth a word."""
 
 
-def advise(iteration: Iteration, microbatches: int, uneven_layers: str) -> tuple[str, ...]:
+def advise(
+    iteration: Iteration, microbatches: int, uneven_layers: str, exchanges: Sequence[Exchange] = ()
+) -> tuple[str, ...]:
     """What the source text would warn about, each with its code first.
 
     Source: How to Think About Asymptotic Times, sections 9 to 11.
     """
-    rules = (_bubble(iteration, microbatches), _stages(iteration, uneven_layers), _launches(iteration))
+    rules = (
+        _bubble(iteration, microbatches),
+        _stages(iteration, uneven_layers),
+        _launches(iteration),
+        _all_to_all(exchanges),
+    )
     return tuple(text for rule in rules for text in rule)
 
 
@@ -55,3 +63,16 @@ def _launches(iteration: Iteration) -> Iterator[str]:
             f"launch-bound: kernel launches take {share:.0%} of a micro-batch; a larger micro-batch, fewer kernels "
             "(fusion) or CUDA graphs would win most"
         )
+
+
+def _all_to_all(exchanges: Sequence[Exchange]) -> Iterator[str]:
+    """Dispatch and combine that leave the scale-up domain, with what a flat S / beta would have said."""
+    crossing = [exchange for exchange in exchanges if exchange.domains > 1]
+    if not crossing:
+        return
+    worst = max(crossing, key=lambda exchange: exchange.time_s)
+    yield (
+        f"all-to-all: expert parallelism spans {worst.domains} scale-up domains; {worst.inter_fraction:.0%} of the bytes "
+        f"leave the domain and a call takes {worst.time_s * 1e3:.2f} ms, where S / beta of the scale-up link alone says "
+        f"{worst.flat_scale_up_s * 1e3:.2f} ms and of the NIC alone {worst.flat_nic_s * 1e3:.2f} ms"
+    )

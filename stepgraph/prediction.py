@@ -13,6 +13,7 @@ from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.buckets import Buckets
+from stepgraph.passes.exchanges import Exchange, exchanges
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
 from stepgraph.passes.modelflops import Params, count_flops, count_params
 
@@ -87,6 +88,7 @@ class Prediction:
     kernels_per_rank: int
     backward_over_forward: BackwardOverForward
     stages: tuple[StageReport, ...]
+    all_to_alls: tuple[Exchange, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -152,6 +154,7 @@ def _assemble(
     params = count_params(parts)
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
+    found = exchanges(program, chosen.target)
     return Prediction(
         model=model.name,
         target=chosen.target.name,
@@ -173,7 +176,8 @@ def _assemble(
         kernels_per_rank=n * cost.micro_batch.kernels + cost.step.kernels,
         backward_over_forward=_backward_over_forward(iteration.stages),
         stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
-        warnings=(*model.warnings, *advise(iteration, n, uneven_stages_note(model.n_layers, layout.pp))),
+        all_to_alls=found,
+        warnings=(*model.warnings, *advise(iteration, n, uneven_stages_note(model.n_layers, layout.pp), found)),
         notes=notes,
     )
 
