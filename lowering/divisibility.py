@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from stepgraph.errors import Problem
-from stepgraph.lowering.model import Model
+from stepgraph.lowering.model import Attention, Layer, Mlp, Model
 from stepgraph.lowering.nearest import divisors, either, listed, multiples_around, nearest
 
 if TYPE_CHECKING:  # the layout module runs these checks
@@ -32,28 +32,49 @@ def _switch_problems(layout: Layout, model: Model) -> Iterator[Problem]:
 def _tp_problems(layout: Layout, model: Model) -> Iterator[Problem]:
     """What the tensor axis splits, each width against tp."""
     widths = {
-        "heads": sorted({layer.attention.heads for layer in model.layers}),
-        "kv-heads": sorted({layer.attention.kv_heads for layer in model.layers}),
-        "ffn": sorted({layer.mlp.ffn for layer in model.layers}),
+        "heads": sorted({layer.attention.heads for layer in model.distinct_layers}),
+        "ffn": sorted({mlp.ffn for layer in model.distinct_layers for mlp in _split_mlps(layer)}),
         "vocab": [model.vocab],
     }
     common = math.gcd(*(width for group in widths.values() for width in group))
+    grouped = (layer.attention for layer in model.distinct_layers if isinstance(layer.attention, Attention))
+    kv_widths = sorted({attention.kv_heads for attention in grouped})
+    fitting = [tp for tp in divisors(common) if all(_kv_heads_fit(width, tp) for width in kv_widths)]
     for name, group in widths.items():
-        yield from (_tp_problem(name, width, layout.tp, common) for width in group if width % layout.tp)
+        yield from (_tp_problem(name, width, layout.tp, fitting) for width in group if width % layout.tp)
+    yield from (_kv_problem(width, layout.tp, fitting) for width in kv_widths if not _kv_heads_fit(width, layout.tp))
 
 
-def _tp_problem(name: str, width: int, tp: int, common: int) -> Problem:
-    notes = {
-        "kv-heads": "; replicated key/value heads are not modelled yet",
-        "vocab": "; padding of the vocabulary is not modelled yet",
-    }
-    what = f"tp = {tp} does not divide {width} {_WORDS[name]}{notes.get(name, '')}"
-    expected = f"tp that divides {width}: {listed(divisors(width))}"
-    fix = f"nearest tp that fits the whole model: {either(nearest(divisors(common), tp))}"
+def _split_mlps(layer: Layer) -> tuple[Mlp, ...]:
+    """The feed-forward parts of a layer that the tensor axis splits: the MLP, or the shared expert."""
+    if isinstance(layer.mlp, Mlp):
+        return (layer.mlp,)
+    return (layer.mlp.shared,) if layer.mlp.shared else ()
+
+
+def _kv_heads_fit(kv_heads: int, tp: int) -> bool:
+    """Ranks share the key/value heads evenly, or each head is repeated on as many ranks as every other."""
+    return kv_heads % tp == 0 or tp % kv_heads == 0
+
+
+def _tp_problem(name: str, width: int, tp: int, fitting: list[int]) -> Problem:
+    note = "; padding of the vocabulary is not modelled yet" if name == "vocab" else ""
+    what = f"tp = {tp} does not divide {width} {_WORDS[name]}{note}"
+    fix = _nearest_tp(tp, fitting)
     if name == "vocab":
         padded = either(multiples_around(width, tp)[-1:])
         fix += f"; or pad it in the config: --set vocab_size={padded}"
-    return Problem(f"tp-{name}", "tp", what, expected, fix)
+    return Problem(f"tp-{name}", "tp", what, f"tp that divides {width}: {listed(divisors(width))}", fix)
+
+
+def _kv_problem(width: int, tp: int, fitting: list[int]) -> Problem:
+    what = f"tp = {tp} neither divides {width} {_WORDS['kv-heads']} nor is a multiple of them"
+    expected = f"a multiple of {width}, or tp that divides it: {listed(divisors(width))}"
+    return Problem("tp-kv-heads", "tp", what, expected, _nearest_tp(tp, fitting))
+
+
+def _nearest_tp(tp: int, fitting: list[int]) -> str:
+    return f"nearest tp that fits the whole model: {either(nearest(fitting, tp))}"
 
 
 def _seq_problems(layout: Layout, model: Model) -> Iterator[Problem]:

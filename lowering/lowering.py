@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from stepgraph.errors import refuse
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.program import Program, Run, Stage
 from stepgraph.ir.tensor import Axis, Tensor
@@ -16,7 +17,7 @@ from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.collectives import insert_collectives
 from stepgraph.lowering.layout import Layout, resolve_layout
 from stepgraph.lowering.mesh import Mesh, mesh_of
-from stepgraph.lowering.model import Layer, Model
+from stepgraph.lowering.model import Attention, Layer, Mlp, Model
 from stepgraph.lowering.optimizer import count_stage_params, step_template
 from stepgraph.lowering.recomputation import recompute
 from stepgraph.lowering.stages import boundary_templates, deal_layers
@@ -31,9 +32,8 @@ def lower(model: Model, layout: Layout) -> Program:
     layout, _ = resolve_layout(layout, model)
     mesh = mesh_of(layout)
     templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh)}
-    names = [layer.name for layer in model.layers]
     stages = []
-    for runs in deal_layers(names, layout.pp):
+    for runs in deal_layers(model.template_names, layout.pp):
         step = _step_of(runs, templates, model, layout, mesh)
         stages.append(Stage(runs, step.name))
         templates.setdefault(step.name, step)
@@ -46,15 +46,15 @@ def logical_templates(model: Model, batch: int, sequence: int) -> tuple[Graph, .
     Shapes: batch and sequence are global.
     """
     parts: list[Graph] = [_embedding(model, batch, sequence)]
-    for layer in dict.fromkeys(model.layers):
-        parts.append(_layer(model, layer, batch, sequence))
+    for layer, name in dict(zip(model.layers, model.template_names, strict=True)).items():
+        parts.append(_layer(model, layer, name, batch, sequence))
     parts.append(_head(model, batch, sequence))
     return tuple(parts)
 
 
 def count_parts(model: Model, batch: int, sequence: int) -> tuple[tuple[Graph, int], ...]:
     """The logical templates with how often each stands in the model."""
-    counts = Counter(layer.name for layer in model.layers)
+    counts = Counter(model.template_names)
     return tuple((graph, counts.get(graph.name, 1)) for graph in logical_templates(model, batch, sequence))
 
 
@@ -63,10 +63,31 @@ def _embedding(model: Model, batch: int, sequence: int) -> Graph:
     return b.graph("embedding", None, embedding(b, model, batch, sequence))
 
 
-def _layer(model: Model, layer: Layer, batch: int, sequence: int) -> Graph:
+def _layer(model: Model, layer: Layer, name: str, batch: int, sequence: int) -> Graph:
+    lacking = _not_lowered(layer)
+    if lacking:
+        what = f"its {name!r} layers have {', '.join(lacking)}: not lowered to ops yet"
+        raise refuse("model-not-lowered", model.name, what)
     b = Builder(model.dtype)
     x = b.stream("x", batch, sequence, model.hidden)
-    return b.graph(layer.name, x, mlp(b, attention(b, x, layer), layer))
+    return b.graph(name, x, mlp(b, attention(b, x, layer), layer))
+
+
+def _not_lowered(layer: Layer) -> list[str]:
+    """What the blocks do not emit yet."""
+    spec, ffn = layer.attention, layer.mlp
+    grouped = spec if isinstance(spec, Attention) else None
+    found = {
+        "latent attention": grouped is None,
+        "experts": not isinstance(ffn, Mlp),
+        "windows or chunks": bool(grouped and (grouped.window or grouped.chunk)),
+        "query and key norms": bool(grouped and grouped.qk_norm),
+        "sinks or soft-caps": bool(grouped and (grouped.sinks or grouped.softcap)),
+        "partly rotated heads": bool(grouped and grouped.rotary_dim not in (0, grouped.head_dim)),
+        f"{layer.norms} norms": layer.norms != "pre",
+        "a gate without silu": isinstance(ffn, Mlp) and ffn.gated and ffn.activation != "silu",
+    }
+    return [name for name, lacks in found.items() if lacks]
 
 
 def _head(model: Model, batch: int, sequence: int) -> Graph:

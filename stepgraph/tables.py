@@ -194,7 +194,8 @@ def show_models(rows: Sequence[Mapping[str, object]]) -> None:
     table = _table("model", "parameters", "layers", "hidden", "heads", "kv", "ffn", "vocab", "positions", "dtype")
     for row in rows:
         keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "max_positions", "dtype")
-        table.add_row(str(row["name"]), f"{row['params']:,}", *(str(row[key]) for key in keys))
+        params = "-" if row["params"] is None else f"{row['params']:,}"
+        table.add_row(str(row["name"]), params, *("-" if row[key] is None else str(row[key]) for key in keys))
     console = _console()
     console.print(table)
     console.print("\nA path to any config.json of a supported family works wherever a name does.")

@@ -16,9 +16,10 @@ def attention(b: Builder, x: Tensor, layer: Layer) -> Tensor:
     Source: How to Think About Asymptotic Times, section 3; Ainslie et al. 2023 (arXiv:2305.13245) for the groups.
     """
     spec, hidden = layer.attention, x.shape[-1]
+    assert isinstance(spec, Attention)
     h = norm(b, "attn.norm", x, layer.norm)
     query, key, value = _project(b, h, spec)
-    if spec.rope:
+    if spec.rotary_dim:
         query = b.op("rope", "attn.rope_q", query, out="bshc")
         key = b.op("rope", "attn.rope_k", key, out="bshc")
     mixed = _attend(b, query, key, value, spec)

@@ -21,6 +21,7 @@ def mlp(b: Builder, x: Tensor, layer: Layer) -> Tensor:
     plain. Source: How to Think About Asymptotic Times, section 4; Shazeer 2020 (arXiv:2002.05202) for the gate.
     """
     spec, hidden = layer.mlp, x.shape[-1]
+    assert isinstance(spec, Mlp)
     h = norm(b, "mlp.norm", x, layer.norm)
     h = _gated(b, h, spec) if spec.gated else _plain(b, h, spec)
     weight = b.param("mlp.down.weight", "fd", (spec.ffn, hidden))
