@@ -1,6 +1,6 @@
 """What is known about a model family: where it keeps its numbers, and what it does without being told.
 
-The rows themselves stand in `familytable`; a new family that is built from known parts is a new row there.
+The rows stand in `densefamilies` and `sparsefamilies`; a new family that is built from known parts is a new row there.
 """
 
 from __future__ import annotations
