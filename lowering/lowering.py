@@ -30,6 +30,7 @@ def lower(model: Model, layout: Layout) -> Program:
     Equal layers are lowered once. Raises: InputError when the layout is impossible.
     """
     layout, _ = resolve_layout(layout, model)
+    _check_kv_heads(model, layout.tp)
     mesh = mesh_of(layout)
     templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh)}
     stages = []
@@ -71,6 +72,14 @@ def _layer(model: Model, layer: Layer, name: str, batch: int, sequence: int) -> 
     b = Builder(model.dtype)
     x = b.stream("x", batch, sequence, model.hidden)
     return b.graph(name, x, mlp(b, attention(b, x, layer), layer))
+
+
+def _check_kv_heads(model: Model, tp: int) -> None:
+    spec = [layer.attention for layer in model.distinct_layers]
+    widths = [attention.kv_heads for attention in spec if isinstance(attention, Attention) and attention.kv_heads % tp]
+    if widths:
+        what = f"{widths[0]} key/value heads on {tp} ranks: repeated heads are not lowered to ops yet"
+        raise refuse("model-not-lowered", "tp", what)
 
 
 def _not_lowered(layer: Layer) -> list[str]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stepgraph.errors import InputError, Problem
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout, dp_from_gpus, resolve_layout, split_layers, uneven_stages_note
+from stepgraph.lowering.lowering import lower
 from stepgraph.lowering.model import Model
 
 LLAMA = load_model("llama-3-8b")  # 32 heads, 8 key/value heads, ffn 14336, vocab 128256, 32 layers, 8192 positions
@@ -114,6 +115,15 @@ def test_key_value_heads_are_dealt_out_or_repeated() -> None:
         assert resolve_layout(Layout(tp=tp), LLAMA)[0].tp == tp
     six = load_model("llama-3-8b", {"num_attention_heads": 48, "num_key_value_heads": 6, "head_dim": 128})
     assert refused(six, tp=4)["tp-kv-heads"].expected == "a multiple of 6, or tp that divides it: 1, 2, 3, 6"
+
+
+def test_what_is_read_but_not_lowered_is_refused() -> None:
+    with pytest.raises(InputError, match="repeated heads are not lowered"):
+        lower(LLAMA, Layout(tp=16))
+    with pytest.raises(InputError, match="'dense' layers have latent attention"):
+        lower(load_model("deepseek-v3"), Layout())
+    with pytest.raises(InputError, match="'sliding_moe' layers have experts, windows or chunks, sinks"):
+        lower(load_model("gpt-oss-20b"), Layout())
 
 
 def test_every_kind_of_layer_is_checked() -> None:
