@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -30,24 +31,31 @@ def show(value: object) -> str:
 
 @attrs.define
 class Keys:
-    """The raw keys of one config and the problems found so far.
+    """The raw keys of one config, the problems found so far and what had to be assumed.
 
-    values: key -> raw value, overrides applied; source: the file, for messages; overridden: keys that came from the
-    user's overrides. A reading method returns None, and notes a problem, when the value cannot be used.
+    values: key -> raw value, overrides applied; source: the file, for messages, and prefix the object inside it
+    ("text_config."); overridden: keys that came from the user's overrides. A reading method returns None, and notes a
+    problem, when the value cannot be used.
     """
 
     values: Mapping[str, object]
     source: str
     overridden: frozenset[str] = frozenset()
+    prefix: str = ""
     problems: list[Problem] = attrs.field(factory=list)
+    warnings: list[str] = attrs.field(factory=list)
 
     def where(self, key: str) -> str:
         """Where a key stands: in the file, or on the command line."""
-        return f"--set {key}" if key in self.overridden else f"{self.source}:{key}"
+        return f"--set {key}" if key in self.overridden else f"{self.source}:{self.prefix}{key}"
 
     def note(self, code: str, key: str, what: str, expected: str = "", fix: str = "") -> None:
         """Remember one problem with a key."""
         self.problems.append(Problem(code, self.where(key), what, expected, fix))
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and says null: the one difference that some keys make between null and absent."""
+        return key in self.values and self.values[key] is None
 
     def find(self, names: Iterable[str]) -> tuple[str, object]:
         """The first synonym that is set, with its value; ("", None) when none is. Contradictions are noted."""
@@ -73,6 +81,30 @@ class Keys:
         """A whole number, or the default when every synonym is absent."""
         key, value = self.find(names)
         return self._checked_integer(key, value, MAX_WIDTH, minimum) if key else default
+
+    def positive(self, key: str, maximum: float = math.inf) -> float | None:
+        """A number above 0 and up to maximum, or None when absent. Problems: config-type, config-range."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.note("config-type", key, f"is {show(value)}", "a number")
+            return None
+        if 0 < value <= maximum and value != math.inf:
+            return float(min(value, MAX_WIDTH))
+        expected = "a number above 0" + (f", at most {maximum:g}" if maximum < math.inf else "")
+        self.note("config-range", key, f"is {show(value)}", expected)
+        return None
+
+    def integers(self, key: str) -> list[int] | None:
+        """A list of whole numbers from 0, or None when absent. Problem: config-type."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(isinstance(entry, int) and entry >= 0 for entry in value):
+            return value
+        self.note("config-type", key, f"is {show(value)}", "a list of whole numbers")
+        return None
 
     def flag(self, names: tuple[str, ...], default: bool) -> bool:
         """true or false, or the default when absent. Problem: config-type."""

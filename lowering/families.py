@@ -1,13 +1,19 @@
-"""The table of model families: where each one keeps its numbers, and what it does without being told.
+"""What is known about a model family: where it keeps its numbers, and what it does without being told.
 
-One row per `model_type` of a Hugging Face config.json. A new family that is built from known parts is a new row.
+The rows stand in `densefamilies` and `sparsefamilies`; a new family that is built from known parts is a new row there.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Literal
 
 import attrs
+
+Window = Literal["none", "everywhere", "upper", "even", "interval", "chunked"]
+"""Which layers see a window when no `layer_types` list says it: see `patterns`."""
+Sparse = Literal["all", "after_first", "sparse_step", "interleaved"]
+"""Which layers have experts: see `patterns`."""
 
 
 @attrs.frozen
@@ -28,21 +34,95 @@ class Fixed:
 
 
 @attrs.frozen
+class QkNorm:
+    """Norms on queries and keys.
+
+    kind: "head", "full", or "l2", which has no weights and is therefore not modelled; switch: whether they are there;
+    kind_key: the key that says the kind ("per_head" or "per_layer"), "" = the family decides.
+    """
+
+    kind: Literal["head", "full", "l2"]
+    switch: Switch
+    kind_key: str = ""
+
+
+@attrs.frozen
+class ExpertKeys:
+    """Where a family keeps its experts.
+
+    layers: which layers have them; experts, top_k, width: synonyms; scoring: what the family's router does, and
+    scoring_key the key that says otherwise; shared_count: number of shared experts, each as wide as a routed one;
+    shared_width: width of all shared experts together; shared_always: one shared expert as wide as a routed one;
+    shared_gate, router_bias, bias: see the `Experts` record.
+    """
+
+    layers: Sparse
+    experts: tuple[str, ...]
+    top_k: tuple[str, ...] = ("num_experts_per_tok",)
+    width: tuple[str, ...] = ("moe_intermediate_size",)
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring_key: str = ""
+    shared_count: tuple[str, ...] = ()
+    shared_width: tuple[str, ...] = ()
+    shared_always: bool = False
+    shared_gate: bool = False
+    router_bias: bool = False
+    bias: bool = False
+
+    @property
+    def keys_read(self) -> frozenset[str]:
+        """Every key that can change the experts."""
+        groups = (self.experts, self.top_k, self.width, self.shared_count, self.shared_width)
+        return frozenset().union(*groups, SPARSE_KEYS[self.layers], (self.scoring_key,) if self.scoring_key else ())
+
+
+NO = Switch(default=False)
+YES = Switch(default=True)
+LATENT_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+ROTARY_KEYS = ("rotary_dim", "partial_rotary_factor", "rotary_pct")
+WINDOW_KEYS = MappingProxyType[str, tuple[str, ...]](
+    {
+        "none": ("layer_types",),
+        "everywhere": ("layer_types", "sliding_window"),
+        "upper": ("layer_types", "sliding_window", "max_window_layers"),
+        "even": ("layer_types", "sliding_window"),
+        "interval": ("layer_types", "sliding_window", "sliding_window_pattern", "_sliding_window_pattern"),
+        "chunked": ("layer_types", "attention_chunk_size", "no_rope_layers", "no_rope_layer_interval"),
+    }
+)
+"""The keys behind each window pattern."""
+SPARSE_KEYS = MappingProxyType[str, tuple[str, ...]](
+    {
+        "all": (),
+        "after_first": ("first_k_dense_replace", "moe_layer_freq"),
+        "sparse_step": ("decoder_sparse_step", "mlp_only_layers"),
+        "interleaved": ("moe_layers", "interleave_moe_layer_step"),
+    }
+)
+"""The keys behind each pattern of expert layers."""
+
+
+@attrs.frozen
 class Family:
     """How one family is read.
 
-    hidden ... activation: synonyms of one key, the family's own name first. An empty `kv_heads` means as many as
-    heads, an empty `head_dim` hidden / heads. ffn_ratio: ffn = ffn_ratio * hidden when no key says it, 0 = a key must.
-    default_activation, tied: what the library's class assumes for an absent key. learned_positions: a position table
-    of max positions + extra_position_rows rows instead of rotary positions. window: whether `sliding_window` is
-    "ignored", used "always" when set, or only when the "flag" use_sliding_window is true. same_as_hidden: keys that
-    may only repeat the hidden size.
+    model_type, aliases: its names in a config; architectures: its classes. hidden ... tie: synonyms of one key, the
+    family's own name first. An empty `kv_heads` means as many as heads, an empty `head_dim` hidden / heads.
+    default_activation, tied, default_head_dim, rotary, window_default, interval, the switches: what the library's
+    class assumes for an absent key. ffn_ratio: ffn = ffn_ratio * hidden when no key says it, 0 = a key must.
+    learned_positions: a position table of max positions + extra_position_rows rows instead of rotary positions;
+    rotary: fraction of a head that is rotated; nope: which layers go without positions ("global": those that see
+    everything while others see a window; "listed": no_rope_layers). norms, sinks: see the records. latent: queries,
+    keys and values go through latents. window: which layers see a window, window_switch: whether at all,
+    window_default: how long (0 = none), interval: each so many-th layer sees everything. mtp: keys whose product is
+    the number of prediction modules. same_as_hidden: keys that may only repeat the hidden size. inert: keys of this
+    family that change nothing that is modelled.
 
     Source: the configuration and modelling files of huggingface/transformers, src/transformers/models/<model_type>.
     """
 
     model_type: str
-    architecture: str
+    architectures: tuple[str, ...]
     norm: Literal["rmsnorm", "layernorm"]
     gated: bool
     default_activation: str
@@ -50,9 +130,26 @@ class Family:
     out_bias: Switch
     mlp_bias: Switch
     tied: bool
+    aliases: tuple[str, ...] = ()
+    norms: Literal["pre", "post", "sandwich"] = "pre"
+    qk_norm: QkNorm | None = None
+    latent: bool = False
+    experts: ExpertKeys | None = None
+    sinks: bool = False
+    attention_softcap: Switch = NO
+    final_softcap: Switch = NO
+    head_bias: Switch = NO
+    mtp: tuple[str, ...] = ()
+    mtp_switch: Switch = YES
     learned_positions: bool = False
     extra_position_rows: int = 0
-    window: Literal["ignored", "always", "flag"] = "ignored"
+    rotary: float = 1.0
+    nope: Literal["", "global", "listed"] = ""
+    window: Window = "none"
+    window_switch: Switch = YES
+    window_default: int = 0
+    interval: int = 0
+    default_head_dim: int = 0
     ffn_ratio: int = 0
     hidden: tuple[str, ...] = ("hidden_size",)
     layers: tuple[str, ...] = ("num_hidden_layers",)
@@ -67,105 +164,35 @@ class Family:
     tie: tuple[str, ...] = ("tie_word_embeddings",)
     fixed: tuple[Fixed, ...] = ()
     same_as_hidden: tuple[str, ...] = ()
+    inert: tuple[str, ...] = ()
+
+    @property
+    def inert_keys(self) -> frozenset[str]:
+        """The keys of this family that change nothing that is modelled."""
+        return frozenset(self.inert)
 
     @property
     def synonyms(self) -> tuple[tuple[str, ...], ...]:
         """Every group of keys that mean one thing."""
-        widths = (self.hidden, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn)
-        return (*widths, self.positions, self.activation, self.vocab, self.dtype, self.tie)
+        widths = (self.hidden, self.layers, self.heads, self.kv_heads, self.head_dim, self.ffn, self.positions)
+        others = (self.activation, self.vocab, self.dtype, self.tie)
+        expert = (self.experts.experts, self.experts.top_k, self.experts.width) if self.experts else ()
+        return tuple(group for group in dict.fromkeys((*widths, *others, *expert)) if group)
+
+    @property
+    def switches(self) -> tuple[Switch, ...]:
+        """Every yes or no of the family."""
+        biases = (self.qkv_bias, self.out_bias, self.mlp_bias, self.head_bias)
+        others = (self.attention_softcap, self.final_softcap, self.window_switch, self.mtp_switch)
+        return (*biases, *others, self.qk_norm.switch) if self.qk_norm else (*biases, *others)
 
     @property
     def keys_read(self) -> frozenset[str]:
         """Every key whose value can change the model."""
-        switches = {switch.key for switch in (self.qkv_bias, self.out_bias, self.mlp_bias) if switch.key}
-        fixed = {row.key for row in self.fixed} | set(self.same_as_hidden)
-        windows = {"ignored": (), "always": ("sliding_window",), "flag": WINDOW_KEYS}[self.window]
-        return frozenset().union(*self.synonyms, switches, fixed, windows, ("model_type", "architectures"))
-
-
-NO = Switch(default=False)
-YES = Switch(default=True)
-WINDOW_KEYS = ("sliding_window", "use_sliding_window", "max_window_layers")
-
-LLAMA = Family(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    norm="rmsnorm",
-    gated=True,
-    default_activation="silu",
-    qkv_bias=Switch(default=False, key="attention_bias"),
-    out_bias=Switch(default=False, key="attention_bias"),
-    mlp_bias=Switch(default=False, key="mlp_bias"),
-    tied=False,
-)
-MISTRAL = attrs.evolve(
-    LLAMA,
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    qkv_bias=NO,
-    out_bias=NO,
-    mlp_bias=NO,
-    window="always",
-)
-QWEN2 = attrs.evolve(  # its query, key and value biases have no key
-    MISTRAL, model_type="qwen2", architecture="Qwen2ForCausalLM", qkv_bias=YES, window="flag"
-)
-PHI3 = attrs.evolve(MISTRAL, model_type="phi3", architecture="Phi3ForCausalLM")
-GPT2 = Family(
-    model_type="gpt2",
-    architecture="GPT2LMHeadModel",
-    norm="layernorm",
-    gated=False,
-    default_activation="gelu_new",
-    qkv_bias=YES,
-    out_bias=YES,
-    mlp_bias=YES,
-    tied=True,
-    learned_positions=True,
-    ffn_ratio=4,
-    hidden=("n_embd", "hidden_size"),
-    layers=("n_layer", "num_hidden_layers"),
-    heads=("n_head", "num_attention_heads"),
-    kv_heads=(),
-    head_dim=(),
-    ffn=("n_inner",),
-    positions=("n_positions", "max_position_embeddings", "n_ctx"),
-    activation=("activation_function",),
-)
-OPT = Family(
-    model_type="opt",
-    architecture="OPTForCausalLM",
-    norm="layernorm",
-    gated=False,
-    default_activation="relu",
-    qkv_bias=Switch(default=True, key="enable_bias"),
-    out_bias=Switch(default=True, key="enable_bias"),
-    mlp_bias=Switch(default=True, key="enable_bias"),
-    tied=True,
-    learned_positions=True,
-    extra_position_rows=2,  # the table starts two rows before position 0
-    kv_heads=(),
-    head_dim=(),
-    ffn=("ffn_dim",),
-    activation=("activation_function",),
-    fixed=(
-        Fixed("do_layer_norm_before", True, "norms would come after the residual additions (post-norm)"),
-        Fixed("_remove_final_layer_norm", False, "the norm before the head would be missing"),
-        Fixed("layer_norm_elementwise_affine", True, "the norms would have no parameters"),
-    ),
-    same_as_hidden=("word_embed_proj_dim",),
-)
-
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, PHI3, GPT2, OPT)
-
-
-def family_of(model_type: object) -> Family | None:
-    """The row of a `model_type`, or None when there is none."""
-    return next((row for row in FAMILIES if row.model_type == model_type), None)
-
-
-def family_of_architecture(architectures: object) -> Family | None:
-    """The row that a config's `architectures` list names, or None: a hint for files without a `model_type`."""
-    if not isinstance(architectures, list):
-        return None
-    return next((row for row in FAMILIES if row.architecture in architectures), None)
+        keys = {switch.key for switch in self.switches} | {row.key for row in self.fixed}
+        keys |= set(self.experts.keys_read) if self.experts else set()
+        keys |= {self.qk_norm.kind_key} if self.qk_norm else set()
+        rotary = () if self.learned_positions or self.latent else ROTARY_KEYS
+        latent = LATENT_KEYS if self.latent else ()
+        groups = (*self.synonyms, self.same_as_hidden, self.mtp, WINDOW_KEYS[self.window], rotary, latent)
+        return frozenset(keys.union(*groups, ("model_type", "architectures"))) - {""}

@@ -1,4 +1,4 @@
-"""What a config may ask for that cannot be modelled yet: each with a code and a reason that names the key.
+"""What a config may ask for that cannot be modelled, or not for its family: each with a code and a reason that names the key.
 
 Refusing beats guessing: a mixture of experts read as a dense model gives a plausible number that is wrong.
 """
@@ -10,15 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from stepgraph.errors import Problem
+from stepgraph.lowering.hybrids import hybrid_layers
 
 
 @attrs.frozen
 class Feature:
-    """One thing that is not modelled yet.
+    """One thing that is not modelled, or not for every family.
 
     code: of the problem; keys: any of them set (not null, false, 0 or empty) means that the config uses it; why: the
     reason; fix: what to do about it, `{key}` standing for the key found; types: each `model_type` that implies it,
-    even without a key; neutral: a value that means "not used" besides null, false, 0 and empty.
+    even without a key; neutral: a value that means "not used" besides null, false, 0 and empty; some: some families
+    have it (those read its keys), so that it is no reason to refuse an unknown family.
     """
 
     code: str
@@ -27,26 +29,13 @@ class Feature:
     types: tuple[str, ...] = ()
     fix: str = ""
     neutral: object = None
+    some: bool = False
 
 
 FEATURES: tuple[Feature, ...] = (
     Feature(
-        "config-nested",
-        "vision, audio and other multi-part models, whose language model is nested in the file, are not modelled yet",
-        keys=(
-            "text_config",
-            "thinker_config",
-            "talker_config",
-            "llm_config",
-            "language_config",
-            "vision_config",
-            "audio_config",
-        ),
-        types=("llama4", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mllama", "llava", "qwen2_5_omni"),
-    ),
-    Feature(
         "config-experts",
-        "mixture-of-experts layers are not modelled yet",
+        "mixture-of-experts layers are not modelled for this family",
         keys=(
             "n_routed_experts",
             "num_experts",
@@ -61,41 +50,58 @@ FEATURES: tuple[Feature, ...] = (
             "num_shared_experts",
             "ffn_config",
         ),
-        types=("mixtral", "qwen2_moe", "phimoe", "granitemoe", "olmoe", "dbrx", "minimax_m2"),
+        some=True,
+    ),
+    Feature(
+        "config-latent-experts",
+        "experts that work in a narrower width are not modelled yet",
+        keys=("moe_latent_size", "routed_expert_hidden_size"),
     ),
     Feature(
         "config-mla",
-        "multi-head latent attention is not modelled yet",
-        keys=("kv_lora_rank", "q_lora_rank", "o_lora_rank", "qk_rope_head_dim"),
-        types=("deepseek_v2", "deepseek_v3", "kimi_k2"),
+        "multi-head latent attention is not modelled for this family",
+        keys=("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"),
+        some=True,
+    ),
+    Feature(
+        "config-output-latent",
+        "an output projection through a latent is not modelled yet",
+        keys=("o_lora_rank",),
+        types=("deepseek_v4",),
+    ),
+    Feature(
+        "config-indexed-attention",
+        "attention to selected tokens only is not modelled yet",
+        keys=("index_topk", "index_n_heads", "compress_ratios", "sparse_attention_config"),
+        types=("deepseek_v32",),
     ),
     Feature(
         "config-window",
-        "attention in windows or chunks is not modelled yet",
+        "attention in windows or chunks is not modelled for this family",
         keys=("attention_chunk_size", "sliding_window_pattern", "_sliding_window_pattern", "hybrid_layer_pattern"),
-        types=("gpt_oss", "starcoder2", "olmo3", "exaone4"),
+        some=True,
     ),
     Feature(
         "config-qk-norm",
-        "norms on queries and keys are not modelled yet",
+        "norms on queries and keys are not modelled for this family",
         keys=("use_qk_norm", "qk_layernorm", "qk_norm", "qk_norm_type"),
-        types=("qwen3", "qwen3_moe", "olmo2", "olmo3", "exaone4", "gemma3_text"),
+        some=True,
     ),
     Feature(
         "config-ssm",
         "state-space and linear-attention layers are not modelled yet",
         keys=(
             "hybrid_override_pattern",
+            "full_attention_interval",
             "layers_block_type",
             "ssm_state_size",
             "mamba_num_heads",
             "mamba_d_state",
             "linear_attn_config",
             "linear_num_key_heads",
-            "full_attention_interval",
             "attn_type_list",
         ),
-        types=("mamba", "mamba2", "nemotron_h", "jamba", "zamba2", "bamba", "rwkv", "qwen3_next"),
+        types=("mamba", "mamba2", "nemotron_h", "jamba", "zamba2", "bamba", "rwkv", "qwen3_next", "kimi_linear"),
     ),
     Feature(
         "config-encoder",
@@ -122,56 +128,59 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "config-softcap",
-        "soft-capped logits are not modelled yet",
+        "soft-capped logits are not modelled for this family",
         keys=("attn_logit_softcapping", "final_logit_softcapping"),
-        types=("gemma2",),
         fix="set {key} to null to leave it out",
-    ),
-    Feature(
-        "config-quantized",
-        "this is a quantised checkpoint, made for inference: its formats say nothing about training",
-        keys=("quantization_config", "compression_config"),
-        fix="set {key} to null to model training of the unquantised model",
-    ),
-    Feature(
-        "config-draft",
-        "this is a draft for speculative decoding, not a language model that is trained by itself",
-        keys=("draft_vocab_size", "eagle_config", "speculators_model_type", "speculators_config"),
-        fix="use the config of the model that it drafts for",
+        some=True,
     ),
     Feature(
         "config-mtp",
-        "multi-token prediction layers are not modelled yet",
+        "multi-token prediction layers are not modelled for this family",
         keys=("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "use_mtp"),
-        types=("mimo",),
         fix="set {key} to null to leave them out",
+        some=True,
     ),
     Feature(
         "config-partial-rope",
-        "rotary positions on a part of each head are not modelled yet",
-        keys=("partial_rotary_factor", "rotary_pct"),
+        "rotary positions on a part of each head are not modelled for this family",
+        keys=("partial_rotary_factor", "rotary_pct", "rotary_dim"),
         neutral=1,
+        some=True,
     ),
     Feature("config-alibi", "ALiBi positions are not modelled yet", keys=("alibi",), types=("bloom", "mpt")),
-    Feature("config-cross-attention", "cross-attention is not modelled yet", keys=("add_cross_attention",)),
-    Feature("config-head-bias", "a bias in the vocabulary head is not modelled yet", keys=("lm_head_bias",)),
+    Feature(
+        "config-cross-attention",
+        "cross-attention is not modelled yet",
+        keys=("add_cross_attention", "cross_attention_layers"),
+        types=("mllama_text_model", "mllama"),
+    ),
+    Feature(
+        "config-head-bias",
+        "a bias in the vocabulary head is not modelled for this family",
+        keys=("lm_head_bias",),
+        some=True,
+    ),
     Feature("config-per-layer", "layers of different widths are not modelled yet", keys=("block_configs",)),
 )
 
-FEATURE_KEYS = frozenset(key for feature in FEATURES for key in feature.keys) | {"layer_types"}
+FEATURE_KEYS = frozenset(key for feature in FEATURES for key in feature.keys)
 
 
-def unsupported_features(config: Mapping[str, object], where: str) -> list[Problem]:
-    """A problem for each feature that the config uses, one per feature, naming the first key that asks for it."""
-    found = [problem for feature in FEATURES if (problem := _feature_problem(feature, config, where))]
-    return found + _draft_problem(config, where, found) + _layer_types_problems(config, where)
+def unsupported_features(config: Mapping[str, object], where: str, read: frozenset[str] | None = None) -> list[Problem]:
+    """A problem for each feature that the config uses, one per feature, naming the first key that asks for it.
+
+    where: what messages put before a key; read: the keys that the family reads, which are no reason to refuse; None =
+    the family is unknown, and then a feature that some families have is no reason either.
+    """
+    rows = [row for row in FEATURES if read is not None or not row.some]
+    return [problem for row in rows if (problem := _feature_problem(row, config, where, read or frozenset()))]
 
 
 def unsupported_type(model_type: str, where: str, already: Iterable[Problem]) -> list[Problem]:
     """A problem for each feature that the `model_type` alone implies, unless a key has already said it."""
     said = {problem.code for problem in already}
     rows = [row for row in FEATURES if model_type in row.types and row.code not in said]
-    return [Problem(row.code, f"{where}:model_type", f"{model_type!r}: {row.why}") for row in rows]
+    return [Problem(row.code, f"{where}model_type", f"{model_type!r}: {row.why}") for row in rows]
 
 
 def is_known_type(model_type: str) -> bool:
@@ -188,47 +197,18 @@ def spans(layers: Sequence[int]) -> str:
     return ", ".join(runs[:5]) + more
 
 
-def _feature_problem(feature: Feature, config: Mapping[str, object], where: str) -> Problem | None:
-    key = next((key for key in feature.keys if _is_set(config.get(key), feature.neutral)), "")
+def _feature_problem(
+    feature: Feature, config: Mapping[str, object], where: str, read: frozenset[str]
+) -> Problem | None:
+    asking = (key for key in feature.keys if key not in read and _is_set(config.get(key), feature.neutral))
+    key = next(asking, "")
     if not key:
         return None
-    layers = _expert_layers(config) if feature.code == "config-experts" else ""
-    return Problem(
-        feature.code, f"{where}:{key}", f"{key} is set{layers}: {feature.why}", fix=feature.fix.format(key=key)
-    )
+    layers = hybrid_layers(config, spans) if feature.code == "config-ssm" else ""
+    what = f"{layers or f'{key} is set'}: {feature.why}"
+    return Problem(feature.code, f"{where}{key}", what, fix=feature.fix.format(key=key))
 
 
 def _is_set(value: object, neutral: object) -> bool:
     # True == 1 in Python, so a boolean must not pass for the neutral number.
     return bool(value) and (neutral is None or isinstance(value, bool) or value != neutral)
-
-
-def _expert_layers(config: Mapping[str, object]) -> str:
-    first = config.get("first_k_dense_replace")
-    if isinstance(first, int) and not isinstance(first, bool) and first > 0:
-        return f" (experts in layers {first} and up)"
-    return ""
-
-
-def _draft_problem(config: Mapping[str, object], where: str, found: Iterable[Problem]) -> list[Problem]:
-    names = config.get("architectures")
-    if not isinstance(names, list) or any(problem.code == "config-draft" for problem in found):
-        return []
-    drafts = [name for name in names if isinstance(name, str) and ("eagle" in name.lower() or "medusa" in name.lower())]
-    row = next(feature for feature in FEATURES if feature.code == "config-draft")
-    return [Problem(row.code, f"{where}:architectures", f"{drafts[0]!r}: {row.why}", fix=row.fix)] if drafts else []
-
-
-def _layer_types_problems(config: Mapping[str, object], where: str) -> list[Problem]:
-    kinds = config.get("layer_types")
-    if not isinstance(kinds, list):
-        return []
-    names = sorted({kind for kind in kinds if isinstance(kind, str)} - {"full_attention"})
-    return [_layer_type_problem(name, kinds, where) for name in names]
-
-
-def _layer_type_problem(name: str, kinds: list[object], where: str) -> Problem:
-    windowed = name in ("sliding_attention", "chunked_attention")
-    layers = [i for i, kind in enumerate(kinds) if kind == name]
-    what = f"layers {spans(layers)} are {name[:40]!r}: only 'full_attention' is modelled yet"
-    return Problem("config-window" if windowed else "config-layer-type", f"{where}:layer_types", what)

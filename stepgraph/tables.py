@@ -191,10 +191,12 @@ def show_target(target: Target) -> None:
 
 def show_models(rows: Sequence[Mapping[str, object]]) -> None:
     """One line per carried model."""
-    table = _table("model", "parameters", "layers", "hidden", "heads", "kv", "ffn", "vocab", "positions", "dtype")
+    table = _table("model", "parameters", "active", "layers", "hidden", "heads", "vocab", "positions", "dtype")
     for row in rows:
-        keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "max_positions", "dtype")
-        table.add_row(str(row["name"]), f"{row['params']:,}", *(str(row[key]) for key in keys))
+        keys = ("stack", "hidden", "heads", "vocab", "max_positions", "dtype")
+        table.add_row(
+            str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys)
+        )
     console = _console()
     console.print(table)
     console.print("\nA path to any config.json of a supported family works wherever a name does.")

@@ -28,7 +28,7 @@ Table = dict[str, dict[str, dict[str, int]]]
 def tiny_llama() -> Model:
     """The model that the oracle ran."""
     width = ARGS["d"] // ARGS["nh"]
-    attention = Attention(ARGS["nh"], ARGS["nkv"], width, qkv_bias=False, out_bias=False, rope=True)
+    attention = Attention(ARGS["nh"], ARGS["nkv"], width, qkv_bias=False, out_bias=False, rotary_dim=width)
     layer = Layer(attention, Mlp(ARGS["f"], gated=True, activation="silu", bias=False), "rmsnorm")
     layers = (layer,) * ARGS["layers"]
     return Model("tiny", "llama", ARGS["d"], ARGS["vocab"], layers, "rmsnorm", False, 0, "bf16", 4096)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stepgraph.errors import InputError, Problem
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout, dp_from_gpus, resolve_layout, split_layers, uneven_stages_note
+from stepgraph.lowering.lowering import lower
 from stepgraph.lowering.model import Model
 
 LLAMA = load_model("llama-3-8b")  # 32 heads, 8 key/value heads, ffn 14336, vocab 128256, 32 layers, 8192 positions
@@ -84,7 +85,7 @@ def test_default_sequence_is_capped_by_the_positions() -> None:
         ({"sp": True}, "sp-needs-tp"),
         ({"tp": 2, "sp": False, "tp_regather": True}, "regather-needs-sp"),
         ({"tp": 3}, "tp-heads"),
-        ({"tp": 16}, "tp-kv-heads"),
+        ({"tp": 12}, "tp-kv-heads"),
         ({"tp": 5}, "tp-ffn"),
         ({"tp": 512}, "tp-vocab"),
         ({"tp": 8, "seq": 4095}, "sp-seq"),
@@ -103,9 +104,36 @@ def test_everything_wrong_is_said_at_once() -> None:
 
 
 def test_nearest_tp_fits_every_width() -> None:
-    # 14336 = 2**11 * 7 and 128256 = 2**8 * 3 * 167, so with 8 key/value heads only 1, 2, 4 and 8 divide everything
+    # 32 heads, 14336 = 2**11 * 7 and 128256 = 2**8 * 3 * 167 are divided by 1, 2, 4, 8, 16 and 32 only
     assert refused(tp=3)["tp-heads"].fix.endswith("2 or 4")
-    assert refused(tp=16)["tp-kv-heads"].fix.endswith(" 8")
+    assert refused(tp=12)["tp-kv-heads"].fix.endswith("8 or 16")
+    assert refused(tp=64)["tp-heads"].fix.endswith(" 32")
+
+
+def test_key_value_heads_are_dealt_out_or_repeated() -> None:
+    for tp in (1, 2, 4, 8, 16, 32):  # 8 key/value heads: 16 ranks hold each head twice
+        assert resolve_layout(Layout(tp=tp), LLAMA)[0].tp == tp
+    six = load_model("llama-3-8b", {"num_attention_heads": 48, "num_key_value_heads": 6, "head_dim": 128})
+    assert refused(six, tp=4)["tp-kv-heads"].expected == "a multiple of 6, or tp that divides it: 1, 2, 3, 6"
+
+
+def test_what_is_read_but_not_lowered_is_refused() -> None:
+    with pytest.raises(InputError, match="repeated heads are not lowered"):
+        lower(LLAMA, Layout(tp=16))
+    with pytest.raises(InputError, match="'dense' layers have latent attention"):
+        lower(load_model("deepseek-v3"), Layout())
+    with pytest.raises(InputError, match="'sliding_moe' layers have experts, windows or chunks, sinks"):
+        lower(load_model("gpt-oss-20b"), Layout())
+
+
+def test_every_kind_of_layer_is_checked() -> None:
+    # latent attention has 128 heads; the dense layers are 18432 wide, the shared expert 2048; 129280 = 2**8 * 5 * 101
+    found = refused(load_model("deepseek-v3"), tp=3)
+    assert set(found) == {"tp-heads", "tp-ffn", "tp-vocab", "sp-seq"}
+    assert "2048" in found["tp-ffn"].what
+    assert resolve_layout(Layout(tp=128), load_model("deepseek-v3"))[0].tp == 128
+    # gpt-oss has 64 heads; its experts are 2880 wide, and the tensor axis leaves them whole
+    assert resolve_layout(Layout(tp=64), load_model("gpt-oss-20b"))[0].tp == 64
 
 
 def test_an_odd_vocabulary_names_its_divisors_and_a_padded_size() -> None:

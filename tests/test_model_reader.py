@@ -8,55 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from modelfiles import GONE, LLAMA, OPT, changed, codes, first_attention, first_mlp, last_experts, windows, written
 from stepgraph.errors import InputError
-from stepgraph.lowering.configfile import CONFIGS, locate, read_config
-from stepgraph.lowering.families import FAMILIES
+from stepgraph.lowering.configfile import locate, read_config
+from stepgraph.lowering.familytable import FAMILIES
 from stepgraph.lowering.huggingface import load_model, model_names, parse_override
-from stepgraph.lowering.model import Attention, Layer, Mlp
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-}
-OPT: dict[str, Any] = {
-    "model_type": "opt",
-    "hidden_size": 2048,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "ffn_dim": 8192,
-    "vocab_size": 50272,
-    "max_position_embeddings": 2048,
-    "word_embed_proj_dim": 2048,
-    "do_layer_norm_before": True,
-    "activation_function": "relu",
-}
-GONE = object()
-
-
-def written(tmp_path: Path, config: object) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
-    return path
-
-
-def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {key: value for key, value in {**base, **changes}.items() if value is not GONE}
-
-
-def codes(error: pytest.ExceptionInfo[InputError]) -> set[str]:
-    return {problem.code for problem in error.value.problems}
-
+from stepgraph.lowering.model import Attention, LatentAttention, Layer, Mlp
 
 # the models that come with the package
 
@@ -77,29 +35,41 @@ def test_carried_models(
     name: str, n_layers: int, hidden: int, vocab: int, heads: tuple[int, ...], ffn: int, positions: int, dtype: str
 ) -> None:
     model = load_model(name)
-    attention, mlp = model.layers[0].attention, model.layers[0].mlp
+    attention, mlp = first_attention(model), first_mlp(model)
     assert (model.name, model.n_layers, model.hidden, model.vocab) == (name, n_layers, hidden, vocab)
     assert (attention.heads, attention.kv_heads, attention.head_dim) == heads
     assert (mlp.ffn, model.max_positions, model.dtype) == (ffn, positions, dtype)
 
 
+def test_carried_models_with_experts() -> None:
+    sizes = {"deepseek-v3": (256, 8, 2048), "qwen3-30b-a3b": (128, 8, 768), "qwen3-235b-a22b": (128, 8, 1536)}
+    sizes |= {"mixtral-8x7b": (8, 2, 14336), "gpt-oss-20b": (32, 4, 2880), "llama-4-scout": (16, 1, 8192)}
+    for name, numbers in sizes.items():
+        moe = last_experts(load_model(name))
+        assert (moe.experts, moe.top_k, moe.expert.ffn) == numbers
+    assert windows(load_model("gemma-2-9b")) == [4096, 0] * 21
+    assert windows(load_model("gpt-oss-20b")) == [128, 0] * 12
+    assert isinstance(load_model("deepseek-v3").layers[0].attention, LatentAttention)
+
+
 def test_every_carried_config_names_its_source_and_is_listed() -> None:
-    assert len(model_names()) == 7
+    assert len(model_names()) == 14
     for name in model_names():
         assert read_config(locate(name))["_source"]
         assert load_model(name.upper()) == load_model(name)
 
 
-def test_only_the_gpt2_config_leaves_something_to_assume() -> None:
-    assert [name for name in model_names() if load_model(name).warnings] == ["gpt2-xl"]
+def test_few_carried_configs_leave_something_to_say() -> None:
+    said = [name for name in model_names() if load_model(name).warnings]
+    assert said == ["deepseek-v3", "gpt-oss-20b", "gpt2-xl", "llama-4-scout"]
     assert "bf16" in load_model("gpt2-xl").warnings[0]
 
 
 def test_families_differ_where_no_key_says_so() -> None:
-    llama, qwen = load_model("llama-3-8b").layers[0], load_model("qwen2.5-7b").layers[0]
-    assert (llama.attention.qkv_bias, qwen.attention.qkv_bias, qwen.attention.out_bias) == (False, True, False)
+    llama, qwen = first_attention(load_model("llama-3-8b")), first_attention(load_model("qwen2.5-7b"))
+    assert (llama.qkv_bias, qwen.qkv_bias, qwen.out_bias) == (False, True, False)
     gpt = load_model("gpt-3-175b")
-    attention = Attention(96, 96, 128, qkv_bias=True, out_bias=True, rope=False)
+    attention = Attention(96, 96, 128, qkv_bias=True, out_bias=True, rotary_dim=0)
     assert gpt.layers[0] == Layer(attention, Mlp(49152, gated=False, activation="gelu", bias=True), "layernorm")
     assert (gpt.tied_embeddings, gpt.learned_positions, gpt.final_norm) == (True, 2048, "layernorm")
 
@@ -109,7 +79,8 @@ def test_equal_layers_are_one_object() -> None:
     assert all(layer is model.layers[0] for layer in model.layers)
     assert model.distinct_layers == (model.layers[0],)
     assert model.layers[0].name == "dense"
-    assert (model.layers[0].attention.q_width, model.layers[0].attention.kv_width) == (32 * 128, 8 * 128)
+    mixed = load_model("gemma-2-9b")
+    assert all(layer is mixed.layers[i % 2] for i, layer in enumerate(mixed.layers))
 
 
 # other files
@@ -126,14 +97,14 @@ def test_a_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> None:
 def test_opt_has_two_more_position_rows(tmp_path: Path) -> None:
     model = load_model(written(tmp_path, OPT))
     assert (model.learned_positions, model.max_positions) == (2048 + 2, 2048)
-    assert (model.tied_embeddings, model.layers[0].mlp.activation) == (True, "relu")
+    assert (model.tied_embeddings, first_mlp(model).activation) == (True, "relu")
 
 
 def test_optional_keys_have_the_meaning_of_their_absence(tmp_path: Path) -> None:
     sparse = changed(LLAMA, num_key_value_heads=None, torch_dtype=GONE)
     model = load_model(written(tmp_path, sparse))
-    assert model.layers[0].attention.kv_heads == 32
-    assert model.layers[0].attention.head_dim == 4096 // 32
+    assert first_attention(model).kv_heads == 32
+    assert first_attention(model).head_dim == 4096 // 32
     assert model.warnings == ("the config names no dtype: bf16 is assumed",)
 
 
@@ -142,27 +113,73 @@ def test_keys_that_say_otherwise_are_followed(tmp_path: Path) -> None:
         LLAMA, head_dim=256, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, dtype="bfloat16"
     )
     model = load_model(written(tmp_path, config))
-    attention = model.layers[0].attention
+    attention = first_attention(model)
     assert (attention.head_dim, attention.qkv_bias, attention.out_bias) == (256, True, True)
-    assert (model.layers[0].mlp.bias, model.tied_embeddings) == (True, True)
+    assert (first_mlp(model).bias, model.tied_embeddings) == (True, True)
 
 
 def test_a_key_of_another_family_is_warned_about(tmp_path: Path) -> None:
-    mistral = changed(LLAMA, model_type="mistral", architectures=["MistralForCausalLM"], attention_bias=True)
+    mistral = changed(LLAMA, model_type="mistral", sliding_window=None, attention_bias=True)
     assert "attention_bias" in load_model(written(tmp_path, mistral)).warnings[0]
 
 
 def test_phi3_is_read_without_biases(tmp_path: Path) -> None:
     phi = changed(LLAMA, model_type="phi3", architectures=["Phi3ForCausalLM"], attention_bias=False)
     model = load_model(written(tmp_path, phi))
-    assert (model.family, model.layers[0].attention.qkv_bias, model.warnings) == ("phi3", False, ())
+    assert (model.family, first_attention(model).qkv_bias, model.warnings) == ("phi3", False, ())
 
 
-def test_unused_windows_are_no_windows(tmp_path: Path) -> None:
-    qwen = changed(LLAMA, model_type="qwen2", sliding_window=1024, use_sliding_window=False)
-    assert load_model(written(tmp_path, qwen)).n_layers == 32
-    mistral = changed(LLAMA, model_type="mistral", sliding_window=8192)  # as long as the longest sequence
-    assert load_model(written(tmp_path, mistral)).n_layers == 32
+# models with more than one part
+
+
+def test_the_outer_file_speaks_for_the_language_model(tmp_path: Path) -> None:
+    inner = changed(LLAMA, torch_dtype=GONE, architectures=GONE, model_type=GONE)
+    outer = {"model_type": "llama", "language_config": inner, "torch_dtype": "float16", "tie_word_embeddings": True}
+    model = load_model(written(tmp_path, outer))
+    assert (model.dtype, model.tied_embeddings, model.n_layers) == ("fp16", True, 32)
+    assert "in language_config is read" in model.warnings[0]
+    with pytest.raises(InputError, match=r"config\.json:language_config\.hidden_size: is \"big\""):
+        load_model(written(tmp_path, {**outer, "language_config": {**inner, "hidden_size": "big"}}))
+
+
+def test_the_inner_file_decides_where_both_speak(tmp_path: Path) -> None:
+    inner = changed(LLAMA, tie_word_embeddings=True, torch_dtype="float16")
+    outer = {"model_type": "any", "text_config": inner, "dtype": "float32", "tie_word_embeddings": False}
+    model = load_model(written(tmp_path, outer))
+    assert (model.dtype, model.tied_embeddings) == ("fp16", True)
+    assert "tie_word_embeddings is true for the language model and false outside" in model.warnings[1]
+
+
+def test_towers_beside_the_language_model_are_not_counted(tmp_path: Path) -> None:
+    model = load_model(written(tmp_path, changed(LLAMA, vision_config={"depth": 27})))
+    assert model.warnings == (
+        "only the language model is read: vision and audio parts (vision_config) are not counted",
+    )
+
+
+def test_overrides_reach_the_nested_model() -> None:
+    assert load_model("llama-4-scout", {"num_hidden_layers": 8}).n_layers == 8
+    with pytest.raises(InputError, match="--set num_hidden_layers"):
+        load_model("llama-4-scout", {"num_hidden_layers": 0})
+
+
+# checkpoints that are not for training
+
+
+def test_inference_checkpoints_are_read_with_a_warning(tmp_path: Path) -> None:
+    quantized = changed(LLAMA, quantization_config={"quant_method": "fp8"})
+    warning = "inference checkpoint (fp8): training dtype taken as bf16"
+    assert load_model(written(tmp_path, quantized)).warnings == (warning,)
+    assert load_model(written(tmp_path, changed(quantized, quantization_config=None))).warnings == ()
+
+
+def test_drafts_are_read_with_a_warning(tmp_path: Path) -> None:
+    draft = changed(LLAMA, num_hidden_layers=1, draft_vocab_size=32000)
+    (warning,) = load_model(written(tmp_path, draft)).warnings
+    assert "draft for speculative decoding" in warning
+    assert "its head of 32000 entries is taken as wide as the vocabulary" in warning
+    eagle = changed(LLAMA, architectures=["LlamaForCausalLMEagle3"])
+    assert "draft" in load_model(written(tmp_path, eagle)).warnings[0]
 
 
 def test_infinity_where_nothing_is_read(tmp_path: Path) -> None:
@@ -332,16 +349,12 @@ def test_impossible_names(name: str, code: str) -> None:
         ({"attention_chunk_size": 8192}, "config-window"),
         ({"layer_types": ["full_attention", "sliding_attention"] * 16}, "config-window"),
         ({"layer_types": ["full_attention", "linear_attention"] * 16}, "config-layer-type"),
-        ({"model_type": "mistral", "sliding_window": 4096}, "config-window"),
         ({"model_type": "mistral", "sliding_window": "4096"}, "config-type"),
-        ({"model_type": "phi3", "sliding_window": 2047}, "config-window"),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "config-window"),
         ({"model_type": "qwen2", "use_sliding_window": "yes"}, "config-type"),
         ({"use_qk_norm": True}, "config-qk-norm"),
-        ({"model_type": "qwen3"}, "config-qk-norm"),
-        ({"text_config": {"hidden_size": 1}}, "config-nested"),
-        ({"vision_config": {"depth": 27}}, "config-nested"),
-        ({"model_type": "qwen3_vl", "text_config": LLAMA}, "config-nested"),
+        ({"text_config": {"hidden_size": 1}}, "config-missing-key"),
+        ({"text_config": "llama"}, "config-type"),
+        ({"text_config": {}}, "config-missing-key"),
         ({"hybrid_override_pattern": "M-*E"}, "config-ssm"),
         ({"model_type": "mamba2"}, "config-ssm"),
         ({"model_type": "bert", "type_vocab_size": 2}, "config-encoder"),
@@ -349,11 +362,29 @@ def test_impossible_names(name: str, code: str) -> None:
         ({"is_encoder_decoder": True}, "config-encoder"),
         ({"model_type": "gpt_neox"}, "config-parallel-attention"),
         ({"attn_logit_softcapping": 50.0}, "config-softcap"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "config-quantized"),
-        ({"draft_vocab_size": 32000}, "config-draft"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "config-draft"),
         ({"num_nextn_predict_layers": 1}, "config-mtp"),
-        ({"partial_rotary_factor": 0.5}, "config-partial-rope"),
+        ({"model_type": "gpt2", "partial_rotary_factor": 0.5}, "config-partial-rope"),
+        ({"partial_rotary_factor": 1.5}, "config-range"),
+        ({"partial_rotary_factor": float("nan")}, "config-range"),
+        ({"partial_rotary_factor": "half"}, "config-type"),
+        ({"rotary_dim": 256}, "config-range"),
+        ({"rotary_dim": 63}, "config-head-dim"),
+        ({"o_lora_rank": 512}, "config-output-latent"),
+        ({"index_topk": 2048}, "config-indexed-attention"),
+        ({"model_type": "deepseek_v3"}, "config-missing-key"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 8}, "config-experts"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "config-missing-key"),
+        ({"model_type": "mixtral", "routed_expert_hidden_size": 64}, "config-latent-experts"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": -1}, "config-range"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": "50"}, "config-type"),
+        ({"model_type": "exaone4", "sliding_window_pattern": "LLX"}, "config-value"),
+        ({"model_type": "exaone4", "sliding_window_pattern": 0}, "config-range"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1, 0]}, "config-layer-count"),
+        ({"model_type": "deepseek_v3", "moe_layer_freq": [0, 1]}, "config-layer-count"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": "0"}, "config-type"),
+        ({"model_type": "minimax_m2", "qk_norm_type": "per_token"}, "config-value"),
+        ({"model_type": "deepseek_v3", "scoring_func": "relu"}, "config-value"),
+        ({"model_type": "olmo3", "layer_types": ["chunked_attention"] * 32}, "config-window"),
         ({"lm_head_bias": True}, "config-head-bias"),
         ({"block_configs": [{"ffn": {}}]}, "config-per-layer"),
         ({"alibi": True}, "config-alibi"),
@@ -411,15 +442,25 @@ def test_missing_keys_name_every_synonym(tmp_path: Path) -> None:
 
 
 def test_refusals_name_layers_where_they_are_known(tmp_path: Path) -> None:
-    qwen = changed(LLAMA, model_type="qwen2", sliding_window=1024, use_sliding_window=True, max_window_layers=20)
-    with pytest.raises(InputError, match="layers 20-31 see a window of 1024"):
-        load_model(written(tmp_path, qwen))
     mixed = changed(LLAMA, layer_types=["sliding_attention"] * 3 + ["full_attention"] * 29)
     with pytest.raises(InputError, match="layers 0-2 are 'sliding_attention'"):
         load_model(written(tmp_path, mixed))
-    experts = changed(LLAMA, model_type="deepseek_v3", n_routed_experts=256, first_k_dense_replace=3, kv_lora_rank=512)
-    with pytest.raises(InputError, match="experts in layers 3 and up"):
-        load_model(written(tmp_path, experts))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"hybrid_override_pattern": "M-M*"}, "layers 0, 2 are Mamba-2"),
+        ({"layers_block_type": ["attention", "mamba", "mamba"]}, "layers 1-2 are Mamba:"),
+        ({"linear_attn_config": {"kda_layers": [1, 2, 3, 5]}}, "layers 0-2, 4 are linear attention"),
+        ({"attn_type_list": [0, 0, 1, 0]}, "layers 0-1, 3 are linear attention"),
+        ({"full_attention_interval": 16}, "layers 0-14, 16-30 are linear attention"),
+        ({"ssm_state_size": 128}, "ssm_state_size is set"),
+    ],
+)
+def test_hybrids_are_refused_with_their_layers(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        load_model(written(tmp_path, changed(LLAMA, **changes)))
 
 
 def test_unknown_architectures_list_the_known_ones(tmp_path: Path) -> None:
@@ -434,40 +475,3 @@ def test_the_table_of_families_is_consistent() -> None:
     for row in FAMILIES:
         named = [key for group in row.synonyms for key in group]
         assert len(named) == len(set(named))
-
-
-# anything else: a model or a list of problems, never a traceback
-
-REAL = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(CONFIGS.glob("*.json"))} | {
-    "llama": LLAMA,
-    "opt": OPT,
-}
-BAD = st.one_of(
-    st.sampled_from([None, -1, 0, 1, True, "12", "", 8.7, float("nan"), float("inf"), 10**9, 10**12, 10**400]),
-    st.recursive(
-        st.none() | st.integers(-5, 5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-        max_leaves=8,
-    ),
-)
-EXTRA = ["head_dim", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "num_experts"]
-EXTRA += ["partial_rotary_factor", "hidden_size", "n_inner", "text_config", "architectures", "dtype", "model_type"]
-
-
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_a_mutated_config_is_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    config = dict(REAL[data.draw(st.sampled_from(sorted(REAL)))])
-    keys = st.sampled_from(sorted({*config, *EXTRA}))
-    changes = data.draw(st.dictionaries(keys, BAD | st.just(GONE), min_size=1, max_size=4))
-    path = tmp_path_factory.getbasetemp() / "mutated.json"
-    path.write_text(json.dumps(changed(config, **changes)), encoding="utf-8")
-    try:
-        model = load_model(path)
-    except InputError as error:
-        assert all(problem.code and problem.what for problem in error.problems)
-        return
-    attention = model.layers[0].attention
-    assert model.hidden > 0
-    assert attention.heads % attention.kv_heads == 0
-    assert attention.head_dim >= 1

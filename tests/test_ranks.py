@@ -43,16 +43,16 @@ def small(name: str, attention: Attention, mlp: Mlp, norm: str, *, tied: bool = 
     return Model(name, name, 16, VOCAB, (layer, layer), norm, tied, positions, "bf16", 64)
 
 
-def attending(kv_heads: int, *, qkv_bias: bool, out_bias: bool, rope: bool) -> Attention:
-    return Attention(8, kv_heads, 4, qkv_bias, out_bias, rope)
+def attending(kv_heads: int, *, qkv_bias: bool, out_bias: bool, rotary_dim: int) -> Attention:
+    return Attention(8, kv_heads, 4, qkv_bias, out_bias, rotary_dim)
 
 
 GATED = Mlp(ffn=16, gated=True, activation="silu", bias=False)
-PLAIN = attending(8, qkv_bias=True, out_bias=True, rope=False)
-LLAMA = small("llama", attending(4, qkv_bias=False, out_bias=False, rope=True), GATED, "rmsnorm")
-QWEN2 = small("qwen2", attending(4, qkv_bias=True, out_bias=False, rope=True), GATED, "rmsnorm", tied=True)
+PLAIN = attending(8, qkv_bias=True, out_bias=True, rotary_dim=0)
+LLAMA = small("llama", attending(4, qkv_bias=False, out_bias=False, rotary_dim=4), GATED, "rmsnorm")
+QWEN2 = small("qwen2", attending(4, qkv_bias=True, out_bias=False, rotary_dim=4), GATED, "rmsnorm", tied=True)
 BIASED = small(  # a llama with attention_bias and mlp_bias
-    "biased", attending(2, qkv_bias=True, out_bias=True, rope=True), attrs.evolve(GATED, bias=True), "rmsnorm"
+    "biased", attending(2, qkv_bias=True, out_bias=True, rotary_dim=4), attrs.evolve(GATED, bias=True), "rmsnorm"
 )
 GPT2 = small("gpt2", PLAIN, Mlp(16, False, "gelu", True), "layernorm", tied=True, positions=12)
 OPT = small("opt", PLAIN, Mlp(16, False, "relu", True), "layernorm", positions=10)
