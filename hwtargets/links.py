@@ -23,7 +23,10 @@ DEFAULT_ALPHA = Figure(
 
 @attrs.frozen
 class GroupGeometry:
-    """Where a process group sits: its ranks, the most of them inside one scale-up domain, the domains it touches."""
+    """Where a process group sits: its ranks, the fewest of them in any scale-up domain it touches, those domains.
+
+    The fewest count: they have the fewest NICs to let a ring through, and the most peers elsewhere.
+    """
 
     size: int
     ranks_per_domain: int
@@ -41,7 +44,7 @@ def group_geometry(offsets: Sequence[int], domain: int) -> GroupGeometry:
         what = f"offsets {tuple(offsets)} in domains of {domain}"
         raise refuse("group-geometry", "process group", what, "distinct offsets, domains of at least 1 rank")
     per_domain = Counter(offset // domain for offset in offsets)
-    return GroupGeometry(len(offsets), max(per_domain.values()), len(per_domain))
+    return GroupGeometry(len(offsets), min(per_domain.values()), len(per_domain))
 
 
 def alpha(level: LinkLevel, size_bytes: float) -> float:
@@ -52,25 +55,39 @@ def alpha(level: LinkLevel, size_bytes: float) -> float:
     return level.alpha[-1][1]
 
 
+def transfer_s(level: LinkLevel, size_bytes: float, beta_bytes_per_s: float) -> float:
+    """S / (alpha(S) beta), which never falls as S grows.
+
+    A larger message may use a better protocol, but it is not faster than a smaller one: where a break point would make
+    it so, the time at the break point holds.
+    """
+    held = (bound / share for bound, share in level.alpha if bound < size_bytes)
+    return max(size_bytes / alpha(level, size_bytes), *held, 0.0) / beta_bytes_per_s
+
+
 def ring_s(target: Target, geometry: GroupGeometry, size_bytes: float) -> float:
     """Time of one ring reduce-scatter or all-gather; an all-reduce is the two of them.
 
     size_bytes: S, the whole buffer (a rank's share times the group's size).
     Formula: t0 + (P - 1) t_link + (P - 1)/P S / (alpha(S) beta). Inside one domain all constants are the scale-up
-    level's; across domains they are the NIC's, with beta = min(beta_scale_up, ranks per domain * beta_nic), because
-    the ring enters and leaves a domain through the NICs of all its ranks. Units: s, 0 for a group of one.
+    level's. Across domains the latencies and alpha are the NIC's, with beta = min(beta_scale_up, ranks per domain *
+    beta_nic), because the ring enters and leaves a domain through the NICs of all its ranks; and it is never faster
+    than the part inside a domain. Units: s, 0 for a group of one.
     Source: NVIDIA/nccl-tests doc/PERFORMANCE.md (bandwidth term); aliyun/SimAI astra-sim-alibabacloud
     astra-sim/system/calbusbw.cc (NICs per node).
     """
     ranks = geometry.size
     if ranks <= 1:
         return 0.0
-    level = _slowest_level(target, geometry)
-    beta = level.bandwidth_bytes_per_s
-    if geometry.domains > 1:
-        beta = min(target.scale_up.bandwidth_bytes_per_s, geometry.ranks_per_domain * beta)
-    moved_bytes = (ranks - 1) / ranks * size_bytes
-    return _steps_s(level, ranks) + moved_bytes / (alpha(level, size_bytes) * beta)
+    near, moved = target.scale_up, (ranks - 1) / ranks
+    inside_s = transfer_s(near, size_bytes, near.bandwidth_bytes_per_s)
+    if geometry.domains == 1:
+        return _steps_s(near, ranks) + moved * inside_s
+    beta = min(near.bandwidth_bytes_per_s, geometry.ranks_per_domain * target.nic.bandwidth_bytes_per_s)
+    across_s = transfer_s(target.nic, size_bytes, beta)
+    if geometry.ranks_per_domain > 1:
+        across_s = max(across_s, inside_s)
+    return _steps_s(target.nic, ranks) + moved * across_s
 
 
 def all_to_all_s(target: Target, geometry: GroupGeometry, size_bytes: float) -> float:
@@ -84,15 +101,15 @@ def all_to_all_s(target: Target, geometry: GroupGeometry, size_bytes: float) -> 
     ranks, near = geometry.size, geometry.ranks_per_domain
     if ranks <= 1:
         return 0.0
-    near_s = size_bytes * (near - 1) / ranks / _rate(target.scale_up, size_bytes)
-    far_s = size_bytes * (ranks - near) / ranks / _rate(target.nic, size_bytes)
+    near_s = (near - 1) / ranks * _whole_s(target.scale_up, size_bytes)
+    far_s = (ranks - near) / ranks * _whole_s(target.nic, size_bytes)
     return _steps_s(_slowest_level(target, geometry), ranks) + max(near_s, far_s)
 
 
 def point_to_point_s(target: Target, crosses_domain: bool, size_bytes: float) -> float:
     """Time of one send and its receive: t0 + t_link + S / (alpha(S) beta) of the level that it uses. Units: s."""
     level = target.nic if crosses_domain else target.scale_up
-    return level.t0_s + level.t_link_s + size_bytes / _rate(level, size_bytes)
+    return level.t0_s + level.t_link_s + _whole_s(level, size_bytes)
 
 
 def _slowest_level(target: Target, geometry: GroupGeometry) -> LinkLevel:
@@ -103,5 +120,5 @@ def _steps_s(level: LinkLevel, ranks: int) -> float:
     return level.t0_s + (ranks - 1) * level.t_link_s
 
 
-def _rate(level: LinkLevel, size_bytes: float) -> float:
-    return alpha(level, size_bytes) * level.bandwidth_bytes_per_s
+def _whole_s(level: LinkLevel, size_bytes: float) -> float:
+    return transfer_s(level, size_bytes, level.bandwidth_bytes_per_s)

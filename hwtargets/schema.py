@@ -24,6 +24,9 @@ class Kind(Enum):
     """What the value of a figure may be; the text is what a message says was expected."""
 
     POSITIVE = "a number above 0"
+    RATE = "a rate per second from 1e8 to 1e19: bytes or FLOPs, not gigabytes"
+    BYTES = "bytes from 1e5 to 1e15, not gigabytes"
+    SECONDS = "seconds from 0 to 1, not microseconds"
     NON_NEGATIVE = "a number of at least 0"
     FRACTION = "a number above 0 and at most 1.2"
     COUNT = "a whole number of at least 1"
@@ -40,20 +43,21 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
 
 
 _SECTIONS = (
-    ("peak_flops_per_s", Kind.POSITIVE, "bf16 fp16 tf32 fp32 fp8"),
-    ("hbm", Kind.POSITIVE, "size_bytes bandwidth_bytes_per_s"),
+    ("peak_flops_per_s", Kind.RATE, "bf16 fp16 tf32 fp32 fp8"),
+    ("hbm", Kind.BYTES, "size_bytes"),
+    ("hbm", Kind.RATE, "bandwidth_bytes_per_s"),
     ("hbm", Kind.FRACTION, "reachable_fraction"),
     ("compute", Kind.COUNT, "sms"),
-    ("compute", Kind.POSITIVE, "l2_bytes"),
-    ("topk", Kind.POSITIVE, "bytes_per_s"),
-    ("scale_up", Kind.POSITIVE, "bandwidth_bytes_per_s"),
+    ("compute", Kind.BYTES, "l2_bytes"),
+    ("topk", Kind.RATE, "bytes_per_s"),
+    ("scale_up", Kind.RATE, "bandwidth_bytes_per_s"),
     ("scale_up", Kind.COUNT, "domain"),
-    ("scale_up", Kind.NON_NEGATIVE, "t0_s t_link_s"),
+    ("scale_up", Kind.SECONDS, "t0_s t_link_s"),
     ("scale_up", Kind.BREAK_POINTS, "alpha"),
-    ("nic", Kind.POSITIVE, "bandwidth_bytes_per_s"),
-    ("nic", Kind.NON_NEGATIVE, "t0_s t_link_s"),
+    ("nic", Kind.RATE, "bandwidth_bytes_per_s"),
+    ("nic", Kind.SECONDS, "t0_s t_link_s"),
     ("nic", Kind.BREAK_POINTS, "alpha"),
-    ("launch", Kind.NON_NEGATIVE, "gap_s host_issue_s"),
+    ("launch", Kind.SECONDS, "gap_s host_issue_s"),
     ("eta.constant", Kind.FRACTION, "gemm"),
     ("eta.shape", Kind.FRACTION, "eta_inf f_hbm"),
     ("eta.shape", Kind.NON_NEGATIVE, "k0 h droop"),
@@ -124,6 +128,9 @@ def _number(kind: Kind, raw: object) -> float | None:
         return None
     allowed = {
         Kind.POSITIVE: raw > 0,
+        Kind.RATE: 1e8 <= raw <= 1e19,
+        Kind.BYTES: 1e5 <= raw <= 1e15,
+        Kind.SECONDS: raw <= 1,
         Kind.NON_NEGATIVE: True,
         Kind.FRACTION: 0 < raw <= 1.2,
         Kind.COUNT: raw >= 1 and raw == int(raw),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.table import row_of
+from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Kind, Tensor
 
 
@@ -17,7 +17,7 @@ def param_gradients(graph: Graph) -> tuple[tuple[Tensor, Tensor], ...]:
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for op in graph.ops:
-        if op.phase is Phase.BACKWARD and op.role == "dw":
+        if op.phase is Phase.BACKWARD and op.role in ("dx", "dw") and op.kind not in CONVERSIONS:
             found.update((param.name, (param, grad)) for param, grad in _pairs(graph, op))
     return tuple(found.values())
 

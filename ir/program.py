@@ -37,10 +37,14 @@ class Seam:
 
 @attrs.frozen
 class Stage:
-    """What one pipeline rank runs per micro-batch, in order, and the template that it runs once per step."""
+    """What a pipeline rank runs per micro-batch, in order, and the template that it runs once per step.
+
+    rank: which pipeline rank; the virtual stages of one rank (its chunks) all name it.
+    """
 
     runs: tuple[Run, ...]
     step: str
+    rank: int = 0
 
     @property
     def instances(self) -> tuple[str, ...]:
@@ -63,6 +67,7 @@ class Stage:
 class Program:
     """One training step: templates and the stages that run them.
 
+    stages: in the order in which the stream passes them, stage v on the rank that it names.
     microbatches: how often per step a stage runs its templates; the step template runs once.
     """
 
@@ -82,6 +87,10 @@ class Program:
         if graph is None:
             raise KeyError(f"no template {name!r}; {did_you_mean(name, self.by_name)}")
         return graph
+
+    def chunks_of(self, rank: int) -> tuple[Stage, ...]:
+        """The stages that a pipeline rank runs, in the order of the stream; one unless the pipeline is interleaved."""
+        return tuple(stage for stage in self.stages if stage.rank == rank)
 
     def unroll(self, stage: int = 0) -> Graph:
         """One stage as one long graph: forward of all its layers, backward in reverse, then the step."""

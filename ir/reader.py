@@ -188,10 +188,11 @@ def _stage(line: Line, index: int) -> Stage:
     column = line.here()
     if line.integer("the stage's number") != index:
         raise line.error(f"stage {index}", column)
+    rank = line.integer("the pipeline rank that runs it") if line.accept_word("rank") else index
     line.need(":")
     runs = () if line.ahead("|") else line.listed(lambda: _run(line), ",")
     line.need("|")
-    return Stage(runs, line.word("the step template"))
+    return Stage(runs, line.word("the step template"), rank)
 
 
 def _run(line: Line) -> Run:

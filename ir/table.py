@@ -47,6 +47,16 @@ ROWS = (
         grads=(Grad("dx", "cross_entropy_dx", ("y1", "x1"), (0,)),),
     ),
     Row("cross_entropy_dx", Rule.HBM, "softmax minus one at the label", _EINSUM, spec="bsv,bs->bsv", inner="v"),
+    Row(
+        "concat",
+        Rule.HBM,
+        "two streams side by side",
+        "DeepSeek-AI 2024, arXiv:2412.19437, section 2.2",
+        spec="bsd,bsd->bsn",
+        whole="dn",
+        grads=(Grad("dx", "concat_dx", ("dy0",), (0, 1)),),
+    ),
+    Row("concat_dx", Rule.FREE, "views of both halves", "as concat", spec="bsn->bsd,bsd", whole="dn"),
     # 2. contractions ---------------------------------------------------------------------------------------------
     Row(
         "linear",
@@ -245,6 +255,15 @@ ROWS = (
         whole="k",
         grads=(Grad("dx", "geglu_dx", ("dy0", "x0"), (0,)),),
     ),
+    Row(
+        "reglu",
+        Rule.HBM,
+        "relu(gate) * up on the packed projection",
+        "Shazeer 2020, arXiv:2002.05202",
+        whole="k",
+        grads=(Grad("dx", "reglu_dx", ("dy0", "x0"), (0,)),),
+    ),
+    Row("reglu_dx", Rule.HBM, "gradients of gate and up, packed", "as reglu", whole="k"),
     Row("geglu_dx", Rule.HBM, "gradients of gate and up, packed", "as geglu", whole="k"),
     Row(
         "softcap",
@@ -278,6 +297,14 @@ ROWS = (
         grads=(Grad("dx", "relu_dx", ("dy0", "x0"), (0,)),),
     ),
     Row("relu_dx", Rule.HBM, "gradient where x is positive", "as relu"),
+    Row(
+        "silu",
+        Rule.HBM,
+        "x * sigmoid(x)",
+        "Elfwing et al. 2017, arXiv:1702.03118",
+        grads=(Grad("dx", "silu_dx", ("dy0", "x0"), (0,)),),
+    ),
+    Row("silu_dx", Rule.HBM, "gradient of silu", "as silu"),
     # 6. experts ------------------------------------------------------------------------------------------------------
     Row(
         "topk",

@@ -111,3 +111,11 @@ def describe(tensor: Tensor) -> str:
     pending = ",".join(p.axis.name for p in tensor.place if p.dim is None)
     part = "" if tensor.fraction == (1, 1) else f" {tensor.fraction[0]}/{tensor.fraction[1]}"
     return f"[{inside}]" + (f" sum({pending})" if pending else "") + part
+
+
+def is_of_experts(param: Tensor) -> bool:
+    """Whether a parameter belongs to single experts: its first letter is E, and it is more than a number per expert.
+
+    The router's weight [d E] and its bias [E] belong to the router.
+    """
+    return len(param.dims) > 1 and param.dims[0] == "E"

@@ -156,7 +156,8 @@ def _kind(tensor: Tensor, usual: bool) -> str:
 
 def _stage(index: int, stage: Stage) -> str:
     runs = ", ".join(map(_run, stage.runs))
-    return f"stage {index}:{' ' + runs if runs else ''} | {word(stage.step)}"
+    rank = "" if stage.rank == index else f" rank {stage.rank}"
+    return f"stage {index}{rank}:{' ' + runs if runs else ''} | {word(stage.step)}"
 
 
 def _run(run: Run) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -13,6 +13,10 @@ from stepgraph.ir.tensor import Kind, Tensor
 PIN = "pin"
 """Pseudo-kind: what a block says about placement. `to`: "stream" (the tensor joins the residual stream here and is
 placed like it) or "experts" (tokens go to the ranks of their experts). Placement resolves it."""
+
+
+SHARED_PARAMS = ("embedding.weight", "head.weight")
+"""Tables that several blocks of a model read under one name."""
 
 
 class Builder:
@@ -65,6 +69,25 @@ class Builder:
         pinned = attrs.evolve(tensor, name=name or f"{tensor.name}.pinned")
         self.many(PIN, pinned.name, tensor, outs=[pinned], to=to)
         return pinned
+
+    def absorb(self, other: Builder, prefix: str, entering: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Take over another builder's ops under a prefix; returns its tensors by their old names.
+
+        entering: what the other block's entering tensors are here. Input tables, tokens and the head's table keep
+        their names, since both blocks read the same ones.
+        """
+        known = dict(entering)
+
+        def renamed(t: Tensor) -> Tensor:
+            if t.name not in known:
+                shared = t.kind is Kind.INPUT or t.name in SHARED_PARAMS
+                known[t.name] = t if shared else attrs.evolve(t, name=prefix + t.name)
+            return known[t.name]
+
+        for op in other.ops:
+            inputs, outputs = tuple(map(renamed, op.inputs)), tuple(map(renamed, op.outputs))
+            self.ops.append(attrs.evolve(op, name=prefix + op.name, inputs=inputs, outputs=outputs))
+        return known
 
     def graph(self, name: str, enters: Tensor | None, leaves: Tensor | None) -> Graph:
         """The logical graph: what enters, what leaves."""

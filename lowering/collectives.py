@@ -33,7 +33,7 @@ def insert_collectives(graph: Graph, mesh: Mesh) -> Graph:
 
 def _at_home(tensor: Tensor, graph: Graph, mesh: Mesh) -> Tensor:
     if tensor.kind is Kind.PARAM:
-        return attrs.evolve(tensor, place=mesh.home_of_param(tensor.dims))
+        return attrs.evolve(tensor, place=mesh.home_of_param(tensor))
     if tensor.name == graph.ports.enters:
         return attrs.evolve(tensor, place=mesh.home_of_stream(tensor.dims))
     return attrs.evolve(tensor, place=mesh.home_of_tokens(tensor.dims))

@@ -16,12 +16,6 @@ if TYPE_CHECKING:  # the layout module runs these checks
 _WORDS = {"heads": "heads", "kv-heads": "key/value heads", "ffn": "columns of the MLP", "vocab": "vocabulary entries"}
 
 
-def stages_problem(n_layers: int, stages: int) -> Problem:
-    """More pipeline stages than layers (code pp-layers)."""
-    what = f"{stages} stages for {n_layers} layers: a stage would be empty"
-    return Problem("pp-layers", "pp", what, f"1 to {n_layers}", f"nearest possible: {n_layers}")
-
-
 def _switch_problems(layout: Layout, model: Model) -> Iterator[Problem]:
     if layout.sp and layout.tp == 1:
         yield Problem("sp-needs-tp", "sp", "on without a tensor axis to split over", "tp of 2 or more, or sp off")
@@ -88,11 +82,6 @@ def _seq_problems(layout: Layout, model: Model) -> Iterator[Problem]:
         yield Problem("seq-positions", "seq", what, fix=f"nearest possible: {model.max_positions}")
 
 
-def _stage_problems(layout: Layout, model: Model) -> Iterator[Problem]:
-    if layout.pp > model.n_layers:
-        yield stages_problem(model.n_layers, layout.pp)
-
-
 def _batch_problems(layout: Layout, model: Model) -> Iterator[Problem]:
     batch, share = layout.global_batch or 1, layout.dp * layout.micro_batch
     if batch % share:
@@ -111,7 +100,6 @@ CHECKS: tuple[Callable[[Layout, Model], Iterable[Problem]], ...] = (
     _switch_problems,
     _tp_problems,
     _seq_problems,
-    _stage_problems,
     _batch_problems,
 )
 """Every check of a filled-in layout against a model."""

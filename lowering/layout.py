@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 import attrs
 
 from stepgraph.errors import InputError, Problem, did_you_mean, refuse
-from stepgraph.lowering.divisibility import CHECKS, stages_problem
+from stepgraph.lowering.divisibility import CHECKS
 from stepgraph.lowering.expertchecks import EXPERT_CHECKS, factor_problems
 from stepgraph.lowering.fitting import fit_model
 from stepgraph.lowering.mesh import mesh_of
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.nearest import divisors, either, multiples_around, nearest, size_problem
+from stepgraph.lowering.splitting import split_of
 
 SIZES = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 SINGLE_YET = ("cp",)
@@ -93,7 +95,7 @@ class Layout:
 def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
     """The layout without a None in it, and a note for each thing that was assumed.
 
-    seq = min(4096, max positions); global_batch = dp * micro_batch * (1 if pp == 1 else 4 * pp); sp = tp > 1;
+    seq = min(4096, max positions); global_batch = gpus * micro_batch, the same for every layout of as many GPUs; sp = tp > 1;
     tp_regather = sp.
 
     Raises: InputError with everything that is impossible at once: layout-value, layout-choice,
@@ -107,10 +109,29 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
     filled, notes = _filled(sound, model)
     fitted, fit_notes = fit_model(model, filled)
     problems += [problem for check in (*CHECKS, *EXPERT_CHECKS) for problem in check(filled, fitted)]
+    problems = problems or _build_problems(filled, model)
     if problems:
         raise InputError(problems)
-    mesh_of(filled)  # refuses cuts that do not nest
     return filled, (*notes, *fit_notes, *_length_notes(filled, model))
+
+
+def _build_problems(layout: Layout, model: Model) -> list[Problem]:
+    """What only building the mesh and dealing the layers can find."""
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: mesh_of(layout),
+        lambda: split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp),
+    )
+    problems: list[Problem] = []
+    for step in steps:
+        try:
+            step()
+        except InputError as refused:
+            problems.extend(refused.problems)
+    if layout.vpp > 1 and layout.pp == 1:
+        problems.append(
+            Problem("vpp-needs-pp", "vpp", f"{layout.vpp} chunks without pipeline stages", "1, or pp above 1")
+        )
+    return problems
 
 
 def dp_from_gpus(gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
@@ -131,34 +152,12 @@ def dp_from_gpus(gpus: int, tp: int = 1, cp: int = 1, pp: int = 1) -> int:
     raise refuse("gpus-multiple", "gpus", what, f"a multiple of {model_ranks}", f"nearest: {'; '.join(fixes)}")
 
 
-def split_layers(n_layers: int, stages: int) -> tuple[int, ...]:
-    """How many layers each pipeline stage gets.
-
-    Every stage gets n_layers // stages; the remaining r = n_layers % stages layers go one each to r neighbouring
-    stages in the middle, the first of them at (stages - r) // 2. So the last stage, which carries the head, never
-    gets an extra one, and the first stage, which carries the embedding, only when r = stages - 1.
-
-    Raises: InputError (layout-value, pp-layers).
-    Source: Llama Team 2024, arXiv:2407.21783, section 3.3.2, takes one layer each from the first and last stage.
-    """
-    sizes = {"layers": n_layers, "stages": stages}
-    problems = [problem for name, value in sizes.items() if (problem := size_problem(name, value))]
-    if problems:
-        raise InputError(problems)
-    if stages > n_layers:
-        raise InputError([stages_problem(n_layers, stages)])
-    base, extra = divmod(n_layers, stages)
-    start = (stages - extra) // 2
-    return tuple(base + (start <= stage < start + extra) for stage in range(stages))
-
-
-def uneven_stages_note(n_layers: int, stages: int) -> str:
-    """What to tell the user when the layers do not divide evenly over the stages; empty when they do."""
-    if n_layers % stages == 0:
+def uneven_stages_note(counts: Sequence[int]) -> str:
+    """What to tell the user when stages have different numbers of layers; empty when they do not."""
+    if len(set(counts)) == 1:
         return ""
-    counts = split_layers(n_layers, stages)
-    shown = " ".join(map(str, counts)) if stages <= 16 else f"{min(counts)} or {max(counts)} each, more in the middle"
-    return f"pp: {n_layers} layers over {stages} stages are uneven ({shown}): the longest stage sets the pace"
+    shown = " ".join(map(str, counts)) if len(counts) <= 16 else f"{min(counts)} to {max(counts)} each"
+    return f"pp: {sum(counts)} layers over {len(counts)} stages are uneven ({shown}): the longest stage sets the pace"
 
 
 def _value_problems(layout: Layout) -> list[Problem]:
@@ -213,10 +212,8 @@ def _filled(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
         layout = attrs.evolve(layout, seq=min(DEFAULT_SEQ, model.max_positions))
         notes.append(f"seq: {layout.seq} tokens, the smaller of {DEFAULT_SEQ} and {model.max_positions} positions")
     if wanted.global_batch is None:
-        n = 1 if layout.pp == 1 else 4 * layout.pp
-        layout = attrs.evolve(layout, global_batch=layout.dp * layout.micro_batch * n)
-        why = "one micro-batch" if n == 1 else f"4 * pp = {n} micro-batches"
-        notes.append(f"global_batch: {layout.global_batch} sequences, {why} of {layout.micro_batch} on each dp rank")
+        layout = attrs.evolve(layout, global_batch=layout.gpus * layout.micro_batch)
+        notes.append(f"global_batch: {layout.global_batch} sequences, a micro-batch per GPU whatever the layout")
     return layout, tuple(notes)
 
 

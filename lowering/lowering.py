@@ -11,6 +11,7 @@ from stepgraph.ir.tensor import Axis, Tensor
 from stepgraph.lowering.backward import autograd
 from stepgraph.lowering.blocks.ends import EMBEDDING_WEIGHT, embedding, head
 from stepgraph.lowering.blocks.layer import layer as layer_block
+from stepgraph.lowering.blocks.mtp import predict_further
 from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.collectives import insert_collectives
 from stepgraph.lowering.fitting import fit_model
@@ -19,6 +20,7 @@ from stepgraph.lowering.mesh import Mesh, mesh_of
 from stepgraph.lowering.model import Layer, Model
 from stepgraph.lowering.optimizer import count_stage_params, step_template
 from stepgraph.lowering.recomputation import recompute
+from stepgraph.lowering.splitting import split_of
 from stepgraph.lowering.stages import boundary_templates, deal_layers
 
 
@@ -32,22 +34,27 @@ def lower(model: Model, layout: Layout) -> Program:
     model, _ = fit_model(model, layout)
     mesh = mesh_of(layout)
     templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh)}
-    dealt = deal_layers(model.template_names, layout.pp)
-    steps = _step_templates(dealt, templates, model, layout, mesh)
+    split = split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
+    dealt = deal_layers(model.template_names, split)
+    ranks = [tuple(run for runs in dealt[rank :: layout.pp] for run in runs) for rank in range(layout.pp)]
+    steps = _step_templates(ranks, templates, model, layout, mesh)
     templates.update((step.name, step) for step in steps)
-    stages = tuple(Stage(runs, step.name) for runs, step in zip(dealt, steps, strict=True))
+    stages = tuple(Stage(runs, steps[v % layout.pp].name, v % layout.pp) for v, runs in enumerate(dealt))
     return Program(model.name, tuple(templates.values()), stages, layout.n_microbatches)
 
 
-def logical_templates(model: Model, batch: int, sequence: int, load: tuple[int, int] = (1, 1)) -> tuple[Graph, ...]:
+def logical_templates(
+    model: Model, batch: int, sequence: int, load: tuple[int, int] = (1, 1), mtp: int = 0
+) -> tuple[Graph, ...]:
     """Forward graphs of the model's parts with no parallelism: embedding, one per distinct layer, head.
 
-    load: how uneven experts are visited. Shapes: batch and sequence are global.
+    load: how uneven experts are visited. mtp: multi-token prediction modules, which run with the head. Shapes: batch
+    and sequence are global.
     """
     parts: list[Graph] = [_embedding(model, batch, sequence)]
     named = dict(zip(model.template_names, model.layers, strict=True))
     parts.extend(_layer(model, name, layer, batch, sequence, load) for name, layer in named.items())
-    parts.append(_head(model, batch, sequence))
+    parts.append(_head(model, batch, sequence, load, mtp))
     return tuple(parts)
 
 
@@ -68,9 +75,10 @@ def _layer(model: Model, name: str, layer: Layer, batch: int, sequence: int, loa
     return b.graph(name, x, layer_block(b, x, layer, load))
 
 
-def _head(model: Model, batch: int, sequence: int) -> Graph:
+def _head(model: Model, batch: int, sequence: int, load: tuple[int, int], mtp: int) -> Graph:
     b = Builder(model.dtype)
     x = b.stream("x", batch, sequence, model.hidden)
+    predict_further(b, model, x, mtp, load)
     return b.graph("head", x, head(b, model, x))
 
 
@@ -79,7 +87,7 @@ def _micro_batch_templates(model: Model, layout: Layout, mesh: Mesh) -> list[Gra
     batch = layout.micro_batch * layout.dp
     ends = ("embedding", "head")
     graphs = []
-    for graph in logical_templates(model, batch, layout.seq, layout.load):
+    for graph in logical_templates(model, batch, layout.seq, layout.load, layout.mtp):
         placed = autograd(insert_collectives(graph, mesh), mesh, regather=bool(layout.tp_regather))
         graphs.append(placed if graph.name in ends else recompute(placed, layout.recompute))
     pipeline = mesh.axis("pp")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from stepgraph.errors import refuse
-from stepgraph.ir.tensor import Axis, Place, Placement
+from stepgraph.ir.tensor import Axis, Place, Placement, Tensor, is_of_experts
 
 if TYPE_CHECKING:  # the layout module checks that the mesh exists
     from stepgraph.lowering.layout import Layout
@@ -78,9 +78,9 @@ class Mesh:
         """The declared group that several atoms are together; empty for a single one."""
         return next((name for name, group in self.groups.items() if len(group) > 1 and group == axes), "")
 
-    def home_of_param(self, dims: str) -> Place:
-        """Where a parameter with these letters lives; expert weights begin with E."""
-        return self._split(dims, EXPERT_LETTERS if dims.startswith("E") else PARAM_LETTERS)
+    def home_of_param(self, param: Tensor) -> Place:
+        """Where a parameter lives."""
+        return self._split(param.dims, EXPERT_LETTERS if is_of_experts(param) else PARAM_LETTERS)
 
     def home_of_tokens(self, dims: str) -> Place:
         """Where token ids and labels live."""

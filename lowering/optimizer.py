@@ -14,7 +14,7 @@ import attrs
 from stepgraph.ir.gradients import param_gradients
 from stepgraph.ir.graph import Graph, param_identity
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.tensor import Axis, Kind, Tensor
+from stepgraph.ir.tensor import Axis, Kind, Tensor, is_of_experts
 from stepgraph.lowering.backward import PARAM_GRAD_DTYPE
 from stepgraph.lowering.conversions import Writer
 from stepgraph.lowering.mesh import Mesh
@@ -68,7 +68,7 @@ def count_stage_params(layers: Iterable[tuple[Graph, int]], mesh: Mesh, shared: 
 def _pending_axes(param: Tensor, grad: Tensor, mesh: Mesh) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
     """Axes over which a gradient is still to be summed: those of TP, for dense parameters, and those of data."""
     axes = tuple(p.axis for p in grad.place if p.dim is None)
-    if param.dims.startswith("E"):
+    if is_of_experts(param):
         return (), axes
     tp = tuple(axis for axis in axes if axis in mesh.groups["tp"])
     return tp, tuple(axis for axis in axes if axis not in tp)

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import attrs
 
+from stepgraph.errors import refuse
 from stepgraph.ir.graph import Graph, Ports
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.program import Run
 from stepgraph.ir.tensor import Axis, Kind, Tensor
-from stepgraph.lowering.layout import split_layers
+from stepgraph.lowering.pipelayout import PipelineSplit, StageSpec
+from stepgraph.lowering.splitting import balanced_split
 
 
-def deal_layers(layers: Sequence[str], stages: int) -> tuple[tuple[Run, ...], ...]:
-    """Runs of every stage: `embedding` on the first, `head` on the last, `recv` and `send` in between.
+def deal_layers(layers: Sequence[str], split: PipelineSplit | int) -> tuple[tuple[Run, ...], ...]:
+    """Runs of every virtual stage: `embedding` on the first, `head` on the last, `recv` and `send` in between.
 
-    layers: template name of every layer, in order.
+    layers: template name of every layer, in order. split: what each stage holds, or how many stages share the layers
+    evenly. MTP modules are part of the head's template. Virtual stage v runs on pipeline rank v % pp.
+
+    Raises: InputError (pipeline-layers) when the split is of another number of layers; pipeline-mtp when MTP modules
+    stand on another stage than the head.
     """
-    dealt, start = [], 0
-    for index, count in enumerate(split_layers(len(layers), stages)):
-        names = layers[start : start + count]
-        start += count
-        first = "embedding" if index == 0 else "recv"
-        last = "head" if index == stages - 1 else "send"
-        runs = [Run(name, len(list(group))) for name, group in groupby(names)]
-        dealt.append((Run(first), *runs, Run(last)))
-    return tuple(dealt)
+    if not isinstance(split, PipelineSplit):
+        split = balanced_split(len(layers), split)
+    if split.layers != len(layers):
+        what = f"the split has {split.layers} layers and the model {len(layers)}"
+        raise refuse("pipeline-layers", "pipeline_layout", what, "the same number")
+    ends = accumulate(stage.layers for stage in split.stages)
+    return tuple(_runs(stage, layers[end - stage.layers : end]) for stage, end in zip(split.stages, ends, strict=True))
+
+
+def _runs(stage: StageSpec, names: Sequence[str]) -> tuple[Run, ...]:
+    layers = [Run(name, len(list(group))) for name, group in groupby(names)]
+    if stage.mtp and not stage.head:
+        what = "MTP modules on another stage than the head are not modelled yet"
+        raise refuse("pipeline-mtp", "pipeline_layout", what, "m next to L, as in 'mL'")
+    return (Run("embedding" if stage.embedding else "recv"), *layers, Run("head" if stage.head else "send"))
 
 
 def boundary_templates(stream: Tensor, pipeline: Axis) -> tuple[Graph, Graph]:

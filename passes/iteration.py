@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
+from stepgraph.errors import refuse
 from stepgraph.ir.op import Phase
 from stepgraph.ir.program import Program, Stage
 from stepgraph.passes.base import Setting
@@ -16,6 +17,9 @@ from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.launch import launch_s
 from stepgraph.passes.pipeline.orders import one_f_one_b
 from stepgraph.passes.pipeline.simulation import PipelineRun, RankRun, simulate
+
+MOST_SLOTS = 400_000
+"""Stages x micro-batches that are simulated event by event; about three seconds."""
 
 
 @attrs.frozen
@@ -179,6 +183,10 @@ def time_step(
 
     step = max over stages of (pipeline end + before the norm), then the longest part after the norm.
     """
+    if len(stages) * microbatches > MOST_SLOTS:
+        what = f"{microbatches} micro-batches on {len(stages)} stages"
+        limit = MOST_SLOTS // len(stages)
+        raise refuse("too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch")
     order = one_f_one_b(len(stages), microbatches)
     forward = [stage.forward.time_s for stage in stages]
     backward = [stage.backward.time_s for stage in stages]

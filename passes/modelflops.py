@@ -14,7 +14,7 @@ from stepgraph.ir.graph import Graph, param_identity
 from stepgraph.ir.op import Op
 from stepgraph.ir.rows import Rule, flops_of
 from stepgraph.ir.table import row_of
-from stepgraph.ir.tensor import Kind, Tensor
+from stepgraph.ir.tensor import Kind, Tensor, is_of_experts
 
 INPUT_TABLES = ("embedding", "position_add")
 """Kinds whose parameter is looked up by token or position, not multiplied with."""
@@ -101,7 +101,7 @@ def count_params(parts: Iterable[tuple[Graph, int]]) -> Params:
 
 def _visited(op: Op, param: Tensor) -> int:
     """Elements of a parameter that one token meets: of experts' weights the fraction that it visits."""
-    if not param.dims.startswith("E"):
+    if not is_of_experts(param):
         return param.elements
     part, whole = op.inputs[0].fraction
     return param.elements * part // whole

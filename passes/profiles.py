@@ -73,6 +73,8 @@ SHARED = (
     Execution("embedding_dw", (3, 1), (3,), 2, "zero, add rows, add to the fp32 gradient: 12 bytes per table element"),
     Execution("position_add", _ONCE, _ONCE, 1, "R x, R table, W y"),
     Execution("position_add_dw", (1, 0), (2,), 1, "R dy, add to the fp32 gradient"),
+    Execution("concat", _ONCE, _ONCE, 1, "R both, W one"),
+    Execution("concat_dx", _FREE, _FREE, 0, "views"),
     Execution("linear", _ONCE, _ONCE, 1, "R X, R W, W Y"),
     Execution("linear_dx", _ONCE, _ONCE, 1, "R dY, R W, W dX"),
     Execution("linear_dw", _ONCE, (2,), 1, "R dY, R X, add to the fp32 gradient in the GEMM's epilogue"),
@@ -87,6 +89,10 @@ SHARED = (
     Execution("aux_loss_dx", (0, 1), _ONCE, 1, "R scores, add to their gradient"),
     Execution("geglu", _ONCE, _ONCE, 1, "as swiglu"),
     Execution("geglu_dx", _ONCE, _ONCE, 1, "as swiglu_dx"),
+    Execution("reglu", _ONCE, _ONCE, 1, "as swiglu"),
+    Execution("reglu_dx", _ONCE, _ONCE, 1, "as swiglu_dx"),
+    Execution("silu", _ONCE, _ONCE, 1, "R x, W y"),
+    Execution("silu_dx", _ONCE, _ONCE, 1, "R dy, R x, W dx"),
     Execution("softcap", _ONCE, _ONCE, 1, "R x, W y"),
     Execution("softcap_dx", _ONCE, _ONCE, 1, "R dy, R y, W dx"),
     Execution("gate_mul", _ONCE, _ONCE, 1, "R x, R gate, W y"),
@@ -206,7 +212,8 @@ def operand_bytes(op: Op, row: Execution) -> int:
 
 
 def _each(passes: tuple[float, ...], tensors: tuple[object, ...]) -> tuple[float, ...]:
-    return passes * len(tensors) if len(passes) == 1 else passes
+    """Passes of each tensor; a result that an op may lack (AdamW's copy of fp32 parameters) has the last one."""
+    return passes * len(tensors) if len(passes) == 1 else passes[: len(tensors)]
 
 
 def kernels_of(op: Op, row: Execution) -> int:

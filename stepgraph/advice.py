@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import attrs
+
 from stepgraph.passes.exchanges import Exchange
 from stepgraph.passes.iteration import Iteration
 
@@ -14,20 +16,56 @@ UNEVEN_SHARE = 0.10
 """By how much the busiest stage may exceed the mean before it is worth a word."""
 
 
-def advise(
-    iteration: Iteration, microbatches: int, uneven_layers: str, exchanges: Sequence[Exchange] = ()
-) -> tuple[str, ...]:
+@attrs.frozen
+class Findings:
+    """What the rules look at besides the iteration.
+
+    uneven_layers: what the layout says about stages of unequal length. static_bytes: parameters, gradients and
+    optimizer state of the fullest rank; hbm_bytes: what there is.
+    """
+
+    microbatches: int
+    uneven_layers: str
+    exchanges: Sequence[Exchange]
+    static_bytes: int
+    hbm_bytes: float
+
+
+def advise(iteration: Iteration, findings: Findings) -> tuple[str, ...]:
     """What the source text would warn about, each with its code first.
 
     Source: How to Think About Asymptotic Times, sections 9 to 11.
     """
     rules = (
-        _bubble(iteration, microbatches),
-        _stages(iteration, uneven_layers),
+        _memory(findings),
+        _bubble(iteration, findings.microbatches),
+        _stages(iteration, findings.uneven_layers),
         _launches(iteration),
-        _all_to_all(exchanges),
+        _small_matmuls(iteration),
+        _all_to_all(findings.exchanges),
     )
     return tuple(text for rule in rules for text in rule)
+
+
+def _memory(findings: Findings) -> Iterator[str]:
+    if findings.static_bytes <= findings.hbm_bytes:
+        return
+    yield (
+        f"memory: parameters, gradients and optimizer state alone need {findings.static_bytes / 2**30:.0f} of "
+        f"{findings.hbm_bytes / 2**30:.0f} GiB per GPU, before any activation: this run does not fit; use more tp, pp "
+        "or (with ZeRO-1) dp"
+    )
+
+
+def _small_matmuls(iteration: Iteration) -> Iterator[str]:
+    """GEMMs stay on the compute rule; with a constant efficiency a very small one is then too fast."""
+    part = iteration.stages[iteration.slowest].micro_batch
+    busy = part.buckets.gemm + part.buckets.attention + part.buckets.hbm
+    if part.roofline_s > busy:
+        yield (
+            "small-matmuls: the roofline takes longer than the predicted kernels, because a constant efficiency does "
+            "not know that these GEMMs are bound by HBM; use --eta shape"
+        )
 
 
 def _bubble(iteration: Iteration, n: int) -> Iterator[str]:

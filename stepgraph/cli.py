@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
@@ -51,13 +54,33 @@ class Commands(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run; a refusal is printed problem by problem and ends with exit code 2."""
+        """Run; a refusal is printed problem by problem and ends with exit code 2.
+
+        A reader that has seen enough (`| head`) is no error; a full disk is one.
+        """
+        _write_what_the_terminal_can_show()
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
         except InputError as refused:
             for problem in refused.problems:
                 click.echo(f"error: {problem}", err=True)
             ctx.exit(2)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(0)
+        except OSError as failed:
+            click.echo(f"error: the output could not be written: {failed.strerror or failed} [output]", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(1)
+        return result
+
+
+def _write_what_the_terminal_can_show() -> None:
+    """Characters that the output's encoding lacks become question marks instead of a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 @click.command(

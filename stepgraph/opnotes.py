@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stepgraph.ir.drawing import OpNote
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import Op
 from stepgraph.ir.table import row_of
 from stepgraph.passes.costing import Costs
 
@@ -16,12 +16,10 @@ def duration(value_s: float) -> str:
 
 
 def op_notes(cost: Costs) -> Mapping[str, OpNote]:
-    """A note per op name: its time and its share of the phase's time."""
+    """A note per op name: its time and its share of the whole graph's time."""
     times = cost.time_s.tolist()
-    totals = {
-        phase: sum(time for op, time in zip(cost.graph.ops, times, strict=True) if op.phase is phase) for phase in Phase
-    }
-    return {op.name: _note(op, i, times[i], totals[op.phase], cost) for i, op in enumerate(cost.graph.ops)}
+    total = sum(times)
+    return {op.name: _note(op, i, times[i], total, cost) for i, op in enumerate(cost.graph.ops)}
 
 
 def _note(op: Op, position: int, time_s: float, total_s: float, cost: Costs) -> OpNote:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import attrs
 
-from stepgraph.advice import advise
+from stepgraph.advice import Findings, advise
 from stepgraph.errors import refuse
+from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.ir.program import Program, Stage
+from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout, resolve_layout, uneven_stages_note
 from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.exchanges import Exchange, exchanges
+from stepgraph.passes.footprint import static_bytes
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
 from stepgraph.passes.modelflops import Params, count_flops, count_params
 
@@ -98,9 +103,9 @@ class Prediction:
 
 
 def predict(
-    model: Model,
+    model: Model | str,
     layout: Layout,
-    target: Target,
+    target: Target | str,
     *,
     fusions: str = "none",
     profile: str = "reference",
@@ -109,16 +114,26 @@ def predict(
 ) -> Prediction:
     """Predict one training step.
 
-    profile: "reference" or "exact" HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets
+    model, target: what `load_model` and `load_target` return, or the names or paths that they take. profile: "reference" or "exact" HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets
     to show (default: a rank of the slowest stage). Raises: InputError for an impossible layout or unknown names.
     """
     if fusions != "none":
         raise refuse("fusions", "fusions", f"no fusion set {fusions!r}", "'none': fusion is not modelled yet")
+    model = load_model(model) if isinstance(model, str) else model
+    target = load_target(target) if isinstance(target, str) else target
     layout, notes = resolve_layout(layout, model)
+    if layout.vpp > 1:
+        raise refuse(
+            "layout-not-modelled", "vpp", "the interleaved schedule is not modelled yet", "1", "lower shows chunks"
+        )
     shown = _stage_of(rank, layout)
     chosen = setting(target, profile, eta)
     program = lower(model, layout)
     iteration = iterate(program, chosen)
+    if not isfinite(iteration.step_s):
+        raise refuse(
+            "not-finite", "step", "the step time is not a finite number", fix="check the figures of the target"
+        )
     stage = iteration.slowest if shown is None else shown
     rank = stage * _ranks_per_stage(layout) if rank is None else rank
     return _assemble(model, layout, chosen, program, iteration, rank, stage, notes)
@@ -155,6 +170,10 @@ def _assemble(
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
     found = exchanges(program, chosen.target)
+    held = max(static_bytes(program[stage.step], model.dtype) for stage in program.stages)
+    ends = ("embedding", "recv", "send", "head")
+    uneven = uneven_stages_note([sum(r.count for r in s.runs if r.template not in ends) for s in program.stages])
+    findings = Findings(n, uneven, found, held, chosen.target.hbm.size_bytes)
     return Prediction(
         model=model.name,
         target=chosen.target.name,
@@ -177,7 +196,7 @@ def _assemble(
         backward_over_forward=_backward_over_forward(iteration.stages),
         stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
         all_to_alls=found,
-        warnings=(*model.warnings, *advise(iteration, n, uneven_stages_note(model.n_layers, layout.pp), found)),
+        warnings=(*model.warnings, *advise(iteration, findings)),
         notes=notes,
     )
 

@@ -68,7 +68,7 @@ def show_prediction(p: Prediction) -> None:
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
     console.print(_buckets(p))
     if len(p.stages) > 1:
-        console.print("\nStages, per micro-batch:\n")
+        console.print("\nStages: forward, backward and kernels of one micro-batch, wait and idle of the step:\n")
         console.print(_stages(p))
     for title, texts in (("warning", p.warnings), ("note", p.notes)):
         for text in texts:
@@ -182,21 +182,27 @@ def show_target(target: Target) -> None:
     """Every figure of a target with its status and its source."""
     console = _console()
     console.print(f"{escape(target.name)}: {escape(target.title)}\n", style="bold")
-    table = _table("figure", "value", "status", "source", left=4)
     for key, figure in target.figures():
-        value = f"{figure.value:g}" if isinstance(figure.value, int | float) else str(figure.value)
-        table.add_row(key, value, figure.status, escape(figure.source))
-    console.print(table)
+        console.print(f"{key} = {_value(figure.value)}  [dim]({figure.status})[/dim]")
+        console.print(f"    {escape(figure.source)}")
 
 
-def show_models(rows: Sequence[Mapping[str, object]]) -> None:
+def _value(value: object) -> str:
+    """A figure's number, or its break points: `0.39 up to 1048576, ..., 0.71 above`."""
+    if not isinstance(value, tuple):
+        return f"{value:g}"
+    return ", ".join(
+        f"{share:g} " + ("above" if bound == float("inf") else f"up to {bound:g}") for bound, share in value
+    )
+
+
+def show_models(rows: Sequence[Mapping[str, object]], families: Sequence[str]) -> None:
     """One line per carried model."""
     table = _table("model", "parameters", "active", "layers", "hidden", "heads", "vocab", "positions", "dtype")
     for row in rows:
         keys = ("stack", "hidden", "heads", "vocab", "max_positions", "dtype")
-        table.add_row(
-            str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys)
-        )
+        table.add_row(str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys))
     console = _console()
     console.print(table)
-    console.print("\nA path to any config.json of a supported family works wherever a name does.")
+    console.print("\nA path to any config.json of a supported family works wherever a name does. Families:")
+    console.print(", ".join(families))

@@ -6,45 +6,20 @@ to it. The single fact from outside is where the rank's slice of a dimension sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
-import attrs
 import numpy as np
-import numpy.typing as npt
 
+from meaning_activations import ACTIVATIONS
+from meaning_attention import ATTENTION
+from meaning_experts import EXPERTS
+from meaning_rank import EPS, Array, Meaning, Where, soft_cap, soft_cap_slope
 from stepgraph.ir.op import Op
-from stepgraph.ir.tensor import Axis, Tensor
-
-Array = npt.NDArray[Any]
-EPS = 1e-5
-
-
-@attrs.frozen
-class Where:
-    """A rank: its index on every axis of the mesh, outermost first."""
-
-    axes: tuple[Axis, ...]
-    index: tuple[int, ...]
-
-    def start(self, tensor: Tensor, letter: str) -> int:
-        """Global index of the first element of this rank's slice of the dimension `letter`."""
-        dim, begin = tensor.dims.index(letter), 0
-        size = tensor.shape[dim]
-        for placement in tensor.place:
-            if placement.dim == dim:
-                size //= placement.axis.size
-                begin += size * self.index[[axis.name for axis in self.axes].index(placement.axis.name)]
-        return begin
-
-
-Meaning = Callable[[Op, Sequence[Array], Where], tuple[Array, ...]]
-"""From an op, its operands on one rank and the rank to the op's results on that rank."""
 
 
 def contraction(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """Sum over every letter that the result lacks: linear, its two gradients, the gradient of a bias."""
+    """Sum over every letter that the result lacks: linear, of experts too, its two gradients, the gradient of a bias."""
     return (np.einsum(",".join(t.dims for t in op.inputs) + "->" + op.outputs[0].dims, *x),)
 
 
@@ -107,82 +82,15 @@ def cross_entropy_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, .
     return (softmax - np.eye(softmax.shape[-1])[rows] * owned[..., None],)
 
 
-# attention -----------------------------------------------------------------------------------------------------------
+def concat(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """Both streams of a token, one behind the other."""
+    return (np.concatenate(x, axis=-1),)
 
 
-def _scores(op: Op, query: Tensor, key: Tensor, q: Array, k: Array, where: Where) -> Array:
-    """[b h s t], scaled and masked; key head g serves the query heads g r ... g r + r - 1."""
-    scores = np.einsum("bshc,bthc->bhst", q, _per_query_head(k, q)) / np.sqrt(q.shape[-1])
-    rows = where.start(query, "s") + np.arange(q.shape[1])
-    columns = where.start(key, "s") + np.arange(k.shape[1])
-    hidden = rows[:, None] < columns[None, :]
-    return np.where(hidden, -np.inf, scores) if op.attr("causal") else scores
-
-
-def _per_query_head(k: Array, q: Array) -> Array:
-    return np.repeat(k, q.shape[2] // k.shape[2], axis=2)
-
-
-def _per_key_head(grad: Array, k: Array) -> Array:
-    """Undo `_per_query_head` for gradients: the sum over the query heads of each group."""
-    return np.asarray(grad.reshape(*k.shape[:3], -1, k.shape[3]).sum(3))
-
-
-def sdpa(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """softmax(Q K^T / sqrt c) V and the log-sum-exp of each row."""
-    q, k, v = x
-    scores = _scores(op, op.inputs[0], op.inputs[1], q, k, where)
-    top = scores.max(-1, keepdims=True)
-    lse = top + np.log(np.exp(scores - top).sum(-1, keepdims=True))
-    out = np.einsum("bhst,bthc->bshc", np.exp(scores - lse), _per_query_head(v, q))
-    return out, lse[..., 0].transpose(0, 2, 1)
-
-
-def sdpa_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """dQ, dK, dV from the scores computed again and the saved log-sum-exp and output."""
-    do, q, k, v, o, lse = x
-    weights = np.exp(_scores(op, op.inputs[1], op.inputs[2], q, k, where) - lse.transpose(0, 2, 1)[..., None])
-    dweights = np.einsum("bshc,bthc->bhst", do, _per_query_head(v, q))
-    dscores = weights * (dweights - np.einsum("bshc,bshc->bhs", do, o)[..., None]) / np.sqrt(q.shape[-1])
-    dq = np.einsum("bhst,bthc->bshc", dscores, _per_query_head(k, q))
-    dk = _per_key_head(np.einsum("bhst,bshc->bthc", dscores, q), k)
-    return dq, dk, _per_key_head(np.einsum("bhst,bshc->bthc", weights, do), v)
-
-
-def split_qkv(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """Packed heads lie group by group: the group's query heads, its key head, its value head."""
-    batch, sequence, packed, width = x[0].shape
-    groups = op.outputs[1].local_shape[2]
-    heads = x[0].reshape(batch, sequence, groups, packed // groups, width)
-    return heads[..., :-2, :].reshape(batch, sequence, -1, width), heads[..., -2, :], heads[..., -1, :]
-
-
-def join_qkv(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """The inverse of `split_qkv`."""
-    q, k, v = x
-    batch, sequence, groups, width = k.shape
-    heads = np.concatenate([q.reshape(batch, sequence, groups, -1, width), k[..., None, :], v[..., None, :]], axis=3)
-    return (heads.reshape(batch, sequence, -1, width),)
-
-
-def _rotated(x: Array, start: int, direction: int) -> Array:
-    half = x.shape[-1] // 2
-    frequency = 10000.0 ** (-np.arange(half) / half)
-    angle = direction * (start + np.arange(x.shape[1]))[:, None, None] * frequency
-    left, right = x[..., :half], x[..., half:]
-    return np.concatenate(
-        [left * np.cos(angle) - right * np.sin(angle), right * np.cos(angle) + left * np.sin(angle)], -1
-    )
-
-
-def rope(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """Coordinate i is rotated with coordinate i + c/2 by position x 10000^(-2 i / c)."""
-    return (_rotated(x[0], where.start(op.inputs[0], "s"), 1),)
-
-
-def rope_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """The rotation is orthogonal: its gradient turns back."""
-    return (_rotated(x[0], where.start(op.inputs[0], "s"), -1),)
+def concat_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """The inverse of `concat`."""
+    first, second = np.split(x[0], [op.outputs[0].shape[-1]], axis=-1)
+    return first, second
 
 
 # norms ---------------------------------------------------------------------------------------------------------------
@@ -202,9 +110,28 @@ def rmsnorm_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
 
 
 def rmsnorm_dw(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """The sum of dy n over this rank's tokens."""
+    """The sum of dy n over this rank's rows: tokens, or heads of tokens."""
     dy, value, rstd = x
-    return (np.einsum("bsd,bsd,bs->d", dy, value, rstd),)
+    return ((dy * value * rstd[..., None]).reshape(-1, value.shape[-1]).sum(0),)
+
+
+def rmsnorm_heads(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """One norm over all heads of a token: the runner gathers them, because `h` is an inner letter."""
+    rstd = 1 / np.sqrt((x[0] ** 2).mean((-2, -1)) + EPS)
+    return x[0] * rstd[..., None, None] * x[1], rstd
+
+
+def rmsnorm_heads_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """rstd (g - n mean(g n)), with the mean over all heads."""
+    dy, value, weight, rstd = x
+    g, n = dy * weight, value * rstd[..., None, None]
+    return ((g - n * (g * n).mean((-2, -1), keepdims=True)) * rstd[..., None, None],)
+
+
+def rmsnorm_heads_dw(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """The sum of dy n over this rank's tokens, for its heads."""
+    dy, value, rstd = x
+    return (np.einsum("bshc,bshc,bs->hc", dy, value, rstd),)
 
 
 def layernorm(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
@@ -230,64 +157,44 @@ def layernorm_dw(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
 
 
 def bias_add(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """A bias has the last letters of what it is added to."""
-    assert op.inputs[0].dims.endswith(op.inputs[1].dims)
-    return (x[0] + x[1],)
+    """A bias has some of the letters of what it is added to, in the same order."""
+    letters, own = op.inputs[0].dims, op.inputs[1].dims
+    assert own == "".join(letter for letter in letters if letter in own), f"{own} does not fit {letters}"
+    spread = [size if letter in own else 1 for letter, size in zip(letters, x[0].shape, strict=True)]
+    return (x[0] + x[1].reshape(spread),)
 
 
-def swiglu(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """silu(gate) up; the gate is half 0."""
-    gate, up = x[0][:, :, 0], x[0][:, :, 1]
-    return (gate / (1 + np.exp(-gate)) * up,)
+def softcap(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """cap tanh(x / cap)."""
+    return (soft_cap(x[0]),)
 
 
-def swiglu_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """Both halves, packed."""
-    dy, gate, up = x[0], x[1][:, :, 0], x[1][:, :, 1]
-    sigma = 1 / (1 + np.exp(-gate))
-    return (np.stack([dy * up * sigma * (1 + gate * (1 - sigma)), dy * gate * sigma], axis=2),)
+def softcap_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
+    """dy (1 - (y / cap)^2)."""
+    return (x[0] * soft_cap_slope(x[1]),)
 
 
-def _gelu_tanh(x: Array) -> Array:
-    return np.asarray(np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """The tanh form."""
-    return (0.5 * x[0] * (1 + _gelu_tanh(x[0])),)
-
-
-def gelu_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """Product rule on the tanh form."""
-    dy, value = x
-    tanh = _gelu_tanh(value)
-    inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * value**2)
-    return (dy * 0.5 * (1 + tanh + value * (1 - tanh**2) * inner),)
-
-
-def relu(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """max(x, 0)."""
-    return (np.maximum(x[0], 0),)
-
-
-def relu_dx(op: Op, x: Sequence[Array], where: Where) -> tuple[Array, ...]:
-    """dy where x is positive."""
-    return (x[0] * (x[1] > 0),)
-
+CONTRACTIONS = (
+    *("linear", "linear_dx", "linear_dw", "bias_add_dw"),
+    *("grouped_linear", "grouped_linear_dx", "grouped_linear_dw"),
+)
 
 MEANINGS: Mapping[str, Meaning] = MappingProxyType(
     {
-        **dict.fromkeys(("linear", "linear_dx", "linear_dw", "bias_add_dw"), contraction),
+        **dict.fromkeys(CONTRACTIONS, contraction),
         **dict.fromkeys(("add", "grad_add"), total),
         **{
             meaning.__name__: meaning
             for meaning in (
                 *(embedding, embedding_dw, position_add, position_add_dw, cross_entropy, cross_entropy_dx),
-                *(sdpa, sdpa_dx, split_qkv, join_qkv, rope, rope_dx),
+                *(concat, concat_dx),
                 *(rmsnorm, rmsnorm_dx, rmsnorm_dw, layernorm, layernorm_dx, layernorm_dw),
-                *(bias_add, swiglu, swiglu_dx, gelu, gelu_dx, relu, relu_dx),
+                *(rmsnorm_heads, rmsnorm_heads_dx, rmsnorm_heads_dw, bias_add, softcap, softcap_dx),
             )
         },
+        **ACTIVATIONS,
+        **ATTENTION,
+        **EXPERTS,
     }
 )
 """Meanings by kind: all kinds of forward and backward except the conversions, which move data between ranks."""

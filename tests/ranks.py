@@ -12,10 +12,10 @@ from types import MappingProxyType
 import attrs
 import numpy as np
 
-from meaning import MEANINGS, Array, Meaning, Where
+from meaning import MEANINGS
+from meaning_rank import Array, Meaning, Where
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.rows import spec_of
 from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Axis, Tensor
 
@@ -44,7 +44,7 @@ def run(graph: Graph, values: Mapping[str, Array], meanings: Mapping[str, Meanin
     Raises: AssertionError when an array has not the shape that its tensor claims, or differs between ranks along an
     axis that claims to replicate it.
     """
-    ops = tuple(op for op in graph.ops if op.phase is not Phase.STEP and op.role != "inner")
+    ops = tuple(op for op in graph.ops if op.phase is not Phase.STEP and not is_inner(op, graph))
     graph = attrs.evolve(graph, ops=ops)
     ranks = Ranks(graph.axes, {}, {})
     for tensor in graph.inputs:
@@ -53,6 +53,12 @@ def run(graph: Graph, values: Mapping[str, Array], meanings: Mapping[str, Meanin
         for tensor, array in zip(op.outputs, _execute(op, ranks, meanings), strict=True):
             _hold(ranks, tensor, array)
     return ranks
+
+
+def is_inner(op: Op, graph: Graph) -> bool:
+    """Whether a collective stands for what another op does inside itself; so does its recomputed copy."""
+    original = graph.by_name[op.of] if op.role == "recompute" else op
+    return original.role == "inner"
 
 
 def _hold(ranks: Ranks, tensor: Tensor, array: Array) -> None:
@@ -74,7 +80,7 @@ def _execute(op: Op, ranks: Ranks, meanings: Mapping[str, Meaning]) -> list[Arra
     if op.kind in CONVERSIONS:
         return [_convert(op, inputs[0], ranks.axes)]
     inner = _inner(op, ranks.axes)
-    inputs = [_along(inner, gather, t, x, ranks.axes) for t, x in zip(op.inputs, inputs, strict=True)]
+    inputs = [_along(inner[::-1], gather, t, x, ranks.axes) for t, x in zip(op.inputs, inputs, strict=True)]
     outputs = _on_each_rank(op, inputs, ranks.axes, meanings[op.kind])
     return [_along(inner, keep, t, x, ranks.axes) for t, x in zip(op.outputs, outputs, strict=True)]
 
@@ -92,10 +98,9 @@ def _on_each_rank(op: Op, inputs: list[Array], axes: tuple[Axis, ...], meaning: 
 
 
 def _inner(op: Op, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Axes that split an inner letter which some result lacks: only there the op has to look at other ranks."""
+    """Axes that split an inner letter over which the op's row reduces: only there it has to look at other ranks."""
     row, at = row_of(op.kind), dict(op.at)
-    lacking = [letter for letter in row.inner if any(letter not in out for out in spec_of(op, row)[1])]
-    return tuple(axis for axis in axes if at.get(axis.name) in lacking)
+    return tuple(axis for axis in axes if row.reductions and at.get(axis.name, "-") in row.inner)
 
 
 def _along(
@@ -105,7 +110,7 @@ def _along(
     array: Array,
     axes: tuple[Axis, ...],
 ) -> Array:
-    """Gather an operand (or keep a part of a result) along the inner axes that split it."""
+    """Gather an operand (innermost axis first) or keep a part of a result (outermost first) along the inner axes."""
     for axis in inner:
         placement = tensor.on(axis)
         if placement is not None and placement.dim is not None:
@@ -134,50 +139,65 @@ def reduce(array: Array, mesh: int) -> Array:
     return _everywhere(array.sum(mesh, keepdims=True), mesh, array.shape[mesh])
 
 
-def exchange(array: Array, mesh: int, old: int, new: int) -> Array:
-    """Rank r of the axis gets part r, along `new`, of every rank, and lines them up along `old`."""
-    count = array.shape[mesh]
-    parts = [np.split(array.take([rank], mesh), count, new) for rank in range(count)]
-    return np.concatenate([np.concatenate([sent[rank] for sent in parts], old) for rank in range(count)], mesh)
-
-
 def _everywhere(array: Array, mesh: int, count: int) -> Array:
     return np.repeat(array, count, mesh)
 
 
 def _convert(op: Op, array: Array, axes: tuple[Axis, ...]) -> Array:
+    """Undo what the group did to the tensor, then do what it shall: an all-to-all is a gather, of which a part stays.
+
+    Splits are undone inside out, since the innermost axis has the neighbouring parts, and made outside in.
+    """
     before, after = op.inputs[0], op.outputs[0]
     changed = {axis.name for axis in axes if before.on(axis) != after.on(axis)}
     assert changed == {axis.name for axis in op.group}, f"{op.name}: the group is {op.group_name}, {changed} changed"
-    inside_out = op.kind == "all_gather"  # the innermost axis has the neighbouring parts
-    for axis in sorted(op.group, key=lambda axis: axis.stride if inside_out else -axis.stride):
+    inside_out = sorted(op.group, key=lambda axis: axis.stride)
+    undo, make = _STEPS[op.kind]
+    for axis in inside_out:
         _assert_contiguous(op, axis)
-        array = _STEPS[op.kind](array, axes.index(axis), *_dims(op, axis, len(axes)))
+        array = undo(array, axes.index(axis), *_dim(before, axis, len(axes)))
+    for axis in reversed(inside_out):
+        array = make(array, axes.index(axis), *_dim(after, axis, len(axes)))
     return array
 
 
-def _dims(op: Op, axis: Axis, offset: int) -> list[int]:
-    places = [tensor.on(axis) for tensor in (op.inputs[0], op.outputs[0])]
-    return [offset + p.dim for p in places if p is not None and p.dim is not None]
+def _dim(tensor: Tensor, axis: Axis, offset: int) -> list[int]:
+    """The position of the dimension that the axis splits, if it splits one."""
+    placement = tensor.on(axis)
+    return [] if placement is None or placement.dim is None else [offset + placement.dim]
 
 
 def _assert_contiguous(op: Op, axis: Axis) -> None:
-    """An axis can only be moved while no axis inside it that stays splits the same dimension."""
+    """An axis can only be moved while no axis inside it that stays splits the same dimension.
+
+    Tokens that are routed to experts have no order: their parts may change places, and come back the same way.
+    """
     for tensor in (op.inputs[0], op.outputs[0]):
         own = tensor.on(axis)
         staying = [p for p in tensor.place if p.axis not in op.group and p.axis.stride < axis.stride]
-        assert own is None or all(p.dim != own.dim or p.dim is None for p in staying), f"{op.name}: {tensor}"
+        contiguous = own is None or all(p.dim != own.dim or p.dim is None for p in staying)
+        assert contiguous or is_routed(tensor), f"{op.name}: {tensor}"
 
 
-_STEPS: Mapping[str, Callable[..., Array]] = MappingProxyType(
+def is_routed(tensor: Tensor) -> bool:
+    """Whether only a fraction of the dense [E b s d] exists: copies of tokens on the way to, at or from experts."""
+    return tensor.fraction != (1, 1)
+
+
+def _nothing(array: Array, mesh: int) -> Array:
+    return array
+
+
+_STEPS: Mapping[str, tuple[Callable[..., Array], Callable[..., Array]]] = MappingProxyType(
     {
-        "slice": keep,
-        "reduce_scatter": lambda array, mesh, dim: keep(reduce(array, mesh), mesh, dim),
-        "all_reduce": reduce,
-        "all_to_all": exchange,
-        "all_gather": gather,
+        "slice": (_nothing, keep),
+        "reduce_scatter": (reduce, keep),
+        "all_reduce": (reduce, _nothing),
+        "all_to_all": (gather, keep),
+        "all_gather": (gather, _nothing),
     }
 )
+"""What a conversion does on each axis of its group: first with the old placement, then towards the new one."""
 
 
 # between global values and ranks ---------------------------------------------------------------------------------------

@@ -140,5 +140,5 @@ def programs(draw: DrawFn) -> Program:
     templates = draw(st.lists(graphs(2), max_size=2, unique_by=lambda graph: graph.name))
     template = st.one_of(names(), st.sampled_from([g.name for g in templates])) if templates else names()
     run = st.builds(Run, template, st.integers(1, 80))
-    stages = st.lists(st.builds(Stage, st.lists(run, max_size=3).map(tuple), texts()), max_size=3)
+    stages = st.lists(st.builds(Stage, st.lists(run, max_size=3).map(tuple), texts(), st.integers(0, 3)), max_size=3)
     return Program(draw(names()), tuple(templates), tuple(draw(stages)), draw(st.integers(1, 64)))

@@ -162,7 +162,7 @@ def test_geometry() -> None:
     assert group_geometry(range(8), 8) == GroupGeometry(size=8, ranks_per_domain=8, domains=1)
     assert group_geometry((0, 4, 8, 12), 8) == GroupGeometry(size=4, ranks_per_domain=2, domains=2)
     assert group_geometry((0, 8, 16), 8) == GroupGeometry(size=3, ranks_per_domain=1, domains=3)
-    assert group_geometry(range(12), 8) == GroupGeometry(size=12, ranks_per_domain=8, domains=2)
+    assert group_geometry(range(12), 8) == GroupGeometry(size=12, ranks_per_domain=4, domains=2)  # the fewest count
     for offsets, domain in (((), 8), ((0, 0), 8), ((0,), 0)):
         with pytest.raises(InputError, match="distinct offsets"):
             group_geometry(offsets, domain)
@@ -190,13 +190,30 @@ def test_ring_across_domains_uses_the_nics_of_its_ranks(h100: Target) -> None:
     two_per_node = ring_s(h100, group_geometry((0, 4, 8, 12), 8), size)
     assert two_per_node == pytest.approx(3 * 5e-6 + 3 / 4 * size / (0.9 * 2 * 50e9))
     whole_nodes = ring_s(h100, group_geometry(range(16), 8), size)
-    assert whole_nodes == pytest.approx(15 * 5e-6 + 15 / 16 * size / (0.9 * 400e9))
+    # eight NICs would carry 0.9 x 400 GB/s, but the part inside a node reaches 0.64 x 450
+    assert whole_nodes == pytest.approx(15 * 5e-6 + 15 / 16 * size / (0.64 * 450e9))
 
 
-def test_ring_is_never_faster_than_the_scale_up_link() -> None:
-    gb200 = load_target("gb200")  # 72 ranks x 50 GB/s would be 3600 GB/s, the link has 900
-    expected = 143 * 5e-6 + 143 / 144 * MIB * 64 / (0.9 * 900e9)
+def test_ring_is_never_faster_than_its_part_inside_a_domain() -> None:
+    gb200 = load_target("gb200")  # 72 ranks x 50 GB/s would be 3600 GB/s, the link has 900 and reaches 0.57 of it
+    expected = 143 * 5e-6 + 143 / 144 * MIB * 64 / (0.57 * 900e9)
     assert ring_s(gb200, group_geometry(range(144), 72), 64 * MIB) == pytest.approx(expected)
+
+
+def test_one_rank_alone_in_its_domain_holds_the_ring_up(h100: Target) -> None:
+    eight, nine = (ring_s(h100, group_geometry(range(ranks), 8), 64 * MIB) for ranks in (8, 9))
+    assert nine == pytest.approx(8 * 5e-6 + 8 / 9 * 64 * MIB / (0.9 * 50e9))
+    assert nine > eight
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_time_never_falls_as_the_message_grows(name: str) -> None:
+    target = load_target(name)
+    sizes = [MIB * 2 ** (i / 16) for i in range(-128, 192)]
+    for geometry in (group_geometry(range(8), 8), group_geometry((0, 8, 16), 8)):
+        for law in (ring_s, all_to_all_s):
+            times = [law(target, geometry, size) for size in sizes]
+            assert times == sorted(times)
 
 
 def test_all_to_all(h100: Target) -> None:
@@ -205,9 +222,9 @@ def test_all_to_all(h100: Target) -> None:
     assert inside == pytest.approx(5.6e-6 + 7 * 0.79e-6 + size * 7 / 8 / (0.64 * 450e9))
     across = all_to_all_s(h100, group_geometry(range(16), 8), size)  # half of S leaves the node, one NIC per GPU
     assert across == pytest.approx(15 * 5e-6 + size * 8 / 16 / (0.9 * 50e9))
-    gb200 = load_target("gb200")  # 72 of 73 stay: the scale-up part is the longer one
-    mostly_near = all_to_all_s(gb200, group_geometry(range(73), 72), size)
-    assert mostly_near == pytest.approx(72 * 5e-6 + size * 71 / 73 / (0.57 * 900e9))
+    gb200 = load_target("gb200")  # the 73rd rank is alone in its domain: all it sends leaves through its NIC
+    alone = all_to_all_s(gb200, group_geometry(range(73), 72), size)
+    assert alone == pytest.approx(72 * 5e-6 + size * 72 / 73 / (0.9 * 50e9))
 
 
 def test_point_to_point(h100: Target) -> None:
@@ -322,11 +339,11 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert "did you mean 'name'" in problems["nname"].lower()
     assert "did you mean 'reachable_fraction'" in problems["hbm.reachable_fracton"].lower()
     assert "{ value = ..., source = ..., status = ... }" in problems["hbm.size_bytes"]
-    assert "value is '3.35 TB/s'; expected a number above 0" in problems["hbm.bandwidth_bytes_per_s"]
+    assert "value is '3.35 TB/s'; expected a rate per second from 1e8 to 1e19" in problems["hbm.bandwidth_bytes_per_s"]
     assert "value is 1.3; expected a number above 0 and at most 1.2" in problems["hbm.reachable_fraction"]
     assert "value is True; expected a whole number" in problems["compute.sms"]
     assert "value is 7.5; expected a whole number" in problems["scale_up.domain"]
-    assert "at least 0" in problems["scale_up.t0_s"]
+    assert "seconds from 0 to 1" in problems["scale_up.t0_s"]
     assert "a table [eta.shape]" in problems["eta.shape"]
 
 
@@ -357,10 +374,16 @@ def test_bad_break_points(tmp_path: Path, value: str) -> None:
 
 
 def test_missing_figures(tmp_path: Path) -> None:
-    problems = told(write(tmp_path, f"[hbm]\nsize_bytes = {GOOD}\n[eta.constant.qkv]\nfwd = {GOOD}\n"))
+    problems = told(write(tmp_path, f"[hbm]\nreachable_fraction = {GOOD}\n[eta.constant.qkv]\nfwd = {GOOD}\n"))
     assert {"title", "peak_flops_per_s.bf16", "nic.t0_s", "launch.gap_s", "eta.constant.sdpa.fwd"} <= problems.keys()
     assert {"eta.constant.qkv.dx", "eta.constant.qkv.dw"} <= problems.keys()  # an op that is named needs all its roles
-    optional = {"nic.alpha", "scale_up.alpha", "peak_flops_per_s.fp8", "eta.constant.router.fwd", "hbm.size_bytes"}
+    optional = {
+        "nic.alpha",
+        "scale_up.alpha",
+        "peak_flops_per_s.fp8",
+        "eta.constant.router.fwd",
+        "hbm.reachable_fraction",
+    }
     assert not optional & problems.keys()
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stepgraph.errors import InputError, Problem
 from stepgraph.lowering.huggingface import load_model
-from stepgraph.lowering.layout import Layout, dp_from_gpus, resolve_layout, split_layers, uneven_stages_note
-from stepgraph.lowering.lowering import lower
+from stepgraph.lowering.layout import Layout, dp_from_gpus, resolve_layout, uneven_stages_note
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.splitting import deal_evenly
 
 LLAMA = load_model("llama-3-8b")  # 32 heads, 8 key/value heads, ffn 14336, vocab 128256, 32 layers, 8192 positions
 GPT3 = load_model("gpt-3-175b")  # 96 heads, 2048 learned positions
@@ -38,8 +38,8 @@ def test_defaults_follow_the_sizes() -> None:
     layout, notes = resolve_layout(Layout(tp=8, pp=4, dp=2, micro_batch=3), LLAMA)
     assert (layout.sp, layout.tp_regather) == (True, True)
     assert layout.gpus == 8 * 4 * 2
-    assert layout.n_microbatches == 4 * 4
-    assert layout.global_batch == 2 * 3 * 16
+    assert layout.global_batch == 64 * 3  # a micro-batch per GPU
+    assert layout.n_microbatches == 8 * 4
     assert [note.split(":")[0] for note in notes] == ["sp", "tp_regather", "seq", "global_batch"]
 
 
@@ -79,9 +79,12 @@ def test_default_sequence_is_capped_by_the_positions() -> None:
         ({"schedule": "zb-h1"}, "layout-not-modelled"),
         ({"zero": 3}, "layout-not-modelled"),
         ({"cp": 2}, "layout-not-modelled"),
-        ({"ep": 2}, "layout-not-modelled"),
-        ({"etp": 2}, "layout-not-modelled"),
-        ({"vpp": 2}, "layout-not-modelled"),
+        ({"ep": 2}, "ep-needs-experts"),
+        ({"etp": 2}, "ep-needs-experts"),
+        ({"capacity_factor": 0}, "layout-value"),
+        ({"expert_imbalance": 0.5}, "layout-value"),
+        ({"pad_vocab": 0}, "layout-value"),
+        ({"mtp": -1}, "layout-value"),
         ({"sp": True}, "sp-needs-tp"),
         ({"tp": 2, "sp": False, "tp_regather": True}, "regather-needs-sp"),
         ({"tp": 3}, "tp-heads"),
@@ -115,15 +118,6 @@ def test_key_value_heads_are_dealt_out_or_repeated() -> None:
         assert resolve_layout(Layout(tp=tp), LLAMA)[0].tp == tp
     six = load_model("llama-3-8b", {"num_attention_heads": 48, "num_key_value_heads": 6, "head_dim": 128})
     assert refused(six, tp=4)["tp-kv-heads"].expected == "a multiple of 6, or tp that divides it: 1, 2, 3, 6"
-
-
-def test_what_is_read_but_not_lowered_is_refused() -> None:
-    with pytest.raises(InputError, match="repeated heads are not lowered"):
-        lower(LLAMA, Layout(tp=16))
-    with pytest.raises(InputError, match="'dense' layers have latent attention"):
-        lower(load_model("deepseek-v3"), Layout())
-    with pytest.raises(InputError, match="'sliding_moe' layers have experts, windows or chunks, sinks"):
-        lower(load_model("gpt-oss-20b"), Layout())
 
 
 def test_every_kind_of_layer_is_checked() -> None:
@@ -174,30 +168,23 @@ def test_gpus_that_do_not_divide_name_the_nearest() -> None:
 def test_sizes_that_are_no_sizes(bad: Any) -> None:
     with pytest.raises(InputError, match="layout-value"):
         dp_from_gpus(bad)
-    with pytest.raises(InputError, match="layout-value"):
-        split_layers(32, bad)
 
 
 def test_remaining_layers_go_to_the_middle() -> None:
-    assert split_layers(32, 4) == (8, 8, 8, 8)
-    assert split_layers(33, 4) == (8, 9, 8, 8)
-    assert split_layers(34, 4) == (8, 9, 9, 8)
-    assert split_layers(35, 4) == (9, 9, 9, 8)
-    assert split_layers(126, 16) == (7, *[8] * 14, 7)
-    assert split_layers(3, 2) == (2, 1)
-    assert split_layers(7, 1) == (7,)
-
-
-def test_more_stages_than_layers() -> None:
-    with pytest.raises(InputError, match="pp-layers"):
-        split_layers(4, 5)
+    assert deal_evenly(32, 4) == (8, 8, 8, 8)
+    assert deal_evenly(33, 4) == (8, 9, 8, 8)
+    assert deal_evenly(34, 4) == (8, 9, 9, 8)
+    assert deal_evenly(35, 4) == (9, 9, 9, 8)
+    assert deal_evenly(126, 16) == (7, *[8] * 14, 7)
+    assert deal_evenly(3, 2) == (2, 1)
+    assert deal_evenly(7, 1) == (7,)
 
 
 @given(n_layers=st.integers(1, 400), stages=st.integers(1, 400))
 def test_every_split_is_balanced_and_complete(n_layers: int, stages: int) -> None:
     if stages > n_layers:
         return
-    counts = split_layers(n_layers, stages)
+    counts = deal_evenly(n_layers, stages)
     assert len(counts) == stages
     assert sum(counts) == n_layers
     assert max(counts) - min(counts) <= 1
@@ -205,8 +192,8 @@ def test_every_split_is_balanced_and_complete(n_layers: int, stages: int) -> Non
 
 
 def test_uneven_stages_are_said() -> None:
-    assert uneven_stages_note(32, 4) == ""
-    assert "8 9 9 8" in uneven_stages_note(34, 4)
+    assert uneven_stages_note((8, 8, 8, 8)) == ""
+    assert "34 layers over 4 stages are uneven (8 9 9 8)" in uneven_stages_note((8, 9, 9, 8))
 
 
 values = st.one_of(
@@ -225,3 +212,39 @@ def test_any_layout_is_resolved_or_refused(fields: dict[str, Any]) -> None:
     assert layout.seq is not None
     assert layout.sp is not None
     assert layout.tp_regather is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"ep": 3, "dp": 3}, "ep-experts"),  # 8 experts
+        ({"etp": 3, "tp": 3}, "etp-experts"),  # 14336 columns
+        ({"ep": 8, "dp": 4}, "ep-ranks"),
+        ({"tp": 2, "sp": False}, "moe-needs-sp"),
+    ],
+)
+def test_each_impossible_expert_layout_has_its_code(fields: dict[str, Any], code: str) -> None:
+    assert code in refused(load_model("mixtral-8x7b"), **fields)
+
+
+def test_expert_groups_must_be_unions_of_blocks() -> None:
+    twelve = load_model("mixtral-8x7b", {"num_local_experts": 12})
+    assert "mesh-nesting" in refused(twelve, tp=2, dp=6, ep=3)  # cuts at 2 and at 3 ranks: 3 / 2 is no block
+    assert resolve_layout(Layout(tp=2, dp=6, ep=6), twelve)[0].ep == 6
+
+
+def test_experts_with_biases_cannot_be_split() -> None:
+    assert "etp-bias" in refused(load_model("gpt-oss-20b"), tp=2, etp=2)
+
+
+def test_padding_and_copies_are_said() -> None:
+    layout, notes = resolve_layout(Layout(tp=4, pad_vocab=128, seq=1024), load_model("gpt-oss-20b"))
+    assert layout.load == (1, 1)
+    assert "vocab: 201088 padded to 201216, a multiple of 128 x tp" in notes  # 201088 / 512 = 392.75, 393 x 512
+    _, notes = resolve_layout(Layout(tp=8), load_model("qwen3-30b-a3b"))
+    assert any(note.startswith("kv_heads: fewer than tp = 8") for note in notes)
+
+
+def test_load_is_a_fraction() -> None:
+    assert Layout(capacity_factor=1.25).load == (5, 4)
+    assert Layout(expert_imbalance=1.5).load == (3, 2)

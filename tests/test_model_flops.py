@@ -1,42 +1,10 @@
-"""Parameters and matmul FLOPs equal what PyTorch counted, to the integer."""
+"""Parameters and matmul FLOPs, worked out by hand for single cases; test_oracles.py has whole models."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
-
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.lowering import count_parts
-from stepgraph.passes.modelflops import Family, count_flops, count_params
-
-ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data/flops.json").read_text())["models"]
-NAMES = {"llama3-8b": "llama-3-8b", "llama3-405b": "llama-3.1-405b"}
-
-
-@pytest.mark.parametrize("oracle", sorted(NAMES))
-def test_parameters_equal_the_oracle(oracle: str) -> None:
-    params = count_params(count_parts(load_model(NAMES[oracle]), 1, 4100))
-    expected = ORACLE[oracle]["params"]
-    assert params.total == expected["total"]
-    assert params.active == expected["active"]
-    assert params.embedding == expected["embed"]
-    assert params.multiplied == expected["active_minus_input_embedding"]
-
-
-@pytest.mark.parametrize("oracle", sorted(NAMES))
-def test_flops_equal_the_oracle_family_by_family(oracle: str) -> None:
-    expected = ORACLE[oracle]
-    families = count_flops(count_parts(load_model(NAMES[oracle]), 1, expected["seq"]), attention="full")
-    assert set(families) == set(expected["flops"])
-    for name, counts in expected["flops"].items():
-        times = 1 if name == "lm_head" else expected["layers"] // expected["layers_counted"]
-        if name == "sdpa":
-            assert families[name] == Family(times * counts["fwd"], times * counts["bwd"], 0)
-        else:
-            assert families[name] == Family(*(times * counts[part] for part in ("fwd", "bwd_dgrad", "bwd_wgrad")))
+from stepgraph.passes.modelflops import count_flops, count_params
 
 
 def test_causal_attention_is_half_of_full() -> None:

@@ -7,32 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from zlib import crc32
 
 import attrs
 import numpy as np
 import pytest
 
-from meaning import MEANINGS, Array, Meaning, Where
-from ranks import Ranks, assemble, run, scatter
-from stepgraph.ir.gradients import param_gradients
+from meaning import MEANINGS
+from meaning_rank import Array, Meaning, Where
+from ranks import assemble, run, scatter
+from ranks_compared import VOCAB, assert_finite_differences, assert_same, placed_on
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.program import Program
 from stepgraph.ir.rows import Row
 from stepgraph.ir.table import CONVERSIONS, TABLE, row_of
-from stepgraph.ir.tensor import Axis, Kind, Place, Placement, Tensor
-from stepgraph.lowering.backward import autograd
-from stepgraph.lowering.blocks.ends import EMBEDDING_WEIGHT
-from stepgraph.lowering.collectives import insert_collectives
+from stepgraph.ir.tensor import Axis, Place, Placement, Tensor
 from stepgraph.lowering.conversions import PlacementError, Writer
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import logical_templates, lower
-from stepgraph.lowering.mesh import Mesh, mesh_of
+from stepgraph.lowering.mesh import mesh_of
 from stepgraph.lowering.model import Attention, Layer, Mlp, Model
 from stepgraph.lowering.placement import At, result_place
 
-SEQ, MICRO_BATCH, VOCAB = 8, 2, 32
+SEQ, MICRO_BATCH = 8, 2
 TEMPLATES = ("embedding", "dense", "head")
 PARTS = (*TEMPLATES, "whole")
 """The templates by themselves, and a stage of two layers written out."""
@@ -93,80 +90,9 @@ def part_of(program: Program, part: str) -> Graph:
     return attrs.evolve(graph, ops=(*graph.phase(Phase.FORWARD), *graph.phase(Phase.BACKWARD)))
 
 
-def entering(graph: Graph) -> dict[str, Array]:
-    """Random global values of all that enters, the same under every layout."""
-    return {tensor.name: drawn(tensor, graph) for tensor in graph.inputs}
-
-
-def drawn(tensor: Tensor, graph: Graph, seed: str = "") -> Array:
-    rng = np.random.default_rng(crc32((seed + seed_name(tensor, graph)).encode()))
-    if tensor.kind is Kind.INPUT:
-        return rng.integers(0, VOCAB, tensor.shape)
-    return rng.normal(size=tensor.shape) * (0.5 if tensor.kind is Kind.PARAM else 1.0)
-
-
-def seed_name(tensor: Tensor, graph: Graph) -> str:
-    """A tied table has one value at both ends; what leaves, and so its gradient, may be named after a conversion."""
-    if tensor.name == graph.ports.grad_enters:
-        return "grad"
-    return EMBEDDING_WEIGHT if tensor.name.endswith(EMBEDDING_WEIGHT) else tensor.name
-
-
-def gradients_of(graph: Graph) -> dict[str, str]:
-    """Name of the gradient of each parameter and of the entering stream, by the name of what it belongs to."""
-    grads = {param.name: grad.name for param, grad in param_gradients(graph)}
-    return grads | ({graph.ports.enters: graph.ports.grad_leaves} if graph.ports.enters else {})
-
-
-# what is compared ----------------------------------------------------------------------------------------------------
-
-
-def assert_same(placed: Graph, single: Graph, meanings: Mapping[str, Meaning] = MEANINGS) -> int:
-    """Every tensor of the one-rank run, every gradient and every recomputed copy; returns how many gradients."""
-    mine, reference = run(placed, entering(placed), meanings), run(single, entering(single), meanings)
-    assert {t.name for op in single.ops if op.role != "inner" for t in op.outputs} <= mine.tensors.keys()
-    pairs = {name: name.removesuffix(".again") for name in mine.tensors}
-    assert_pairs(mine, reference, {name: base for name, base in pairs.items() if base in reference.tensors})
-    grads, expected = gradients_of(placed), gradients_of(single)
-    assert grads.keys() == expected.keys()
-    assert_pairs(mine, reference, {grads[name]: expected[name] for name in grads})
-    if placed.ports.leaves:
-        assert_pairs(mine, reference, {placed.ports.leaves: single.ports.leaves})
-    return len(grads)
-
-
-def assert_pairs(mine: Ranks, reference: Ranks, pairs: Mapping[str, str]) -> None:
-    for name, base in pairs.items():
-        value, expected = mine.value(name), reference.value(base)
-        np.testing.assert_allclose(value, expected, 1e-9, 1e-9, err_msg=f"{name} {mine.tensors[name]}")
-
-
 def assert_layout(model: Model, layout: Layout, part: str, meanings: Mapping[str, Meaning] = MEANINGS) -> int:
     placed, single = lowered(model, layout), on_one_rank(model, layout)
     return assert_same(part_of(placed, part), part_of(single, part), meanings)
-
-
-def objective(graph: Graph, values: Mapping[str, Array]) -> float:
-    """The sum of all token losses where there is a loss, else <what leaves, the gradient that enters for it>."""
-    forward = run(attrs.evolve(graph, ops=graph.phase(Phase.FORWARD)), values)
-    ports = graph.ports
-    if ports.grad_enters:
-        return float(np.sum(forward.value(ports.leaves) * values[ports.grad_enters]))
-    return float(forward.value(next(t.name for t in graph.outputs if t.name.endswith("head.loss"))).sum())
-
-
-def assert_finite_differences(graph: Graph) -> int:
-    """<gradient, v> = (f(x + e v) - f(x - e v)) / 2e along random directions v, for every parameter and the stream."""
-    values, step = entering(graph), 1e-5
-    computed = run(graph, values)
-    tensors = {tensor.name: tensor for tensor in graph.inputs}
-    for name, grad in gradients_of(graph).items():
-        for seed in ("first", "second"):
-            direction = drawn(tensors[name], graph, seed)
-            ahead, behind = (objective(graph, {**values, name: values[name] + e * direction}) for e in (step, -step))
-            expected = (ahead - behind) / (2 * step)
-            assert np.sum(computed.value(grad) * direction) == pytest.approx(expected, rel=1e-6, abs=1e-6), name
-    return len(gradients_of(graph))
 
 
 # the tests -----------------------------------------------------------------------------------------------------------
@@ -204,10 +130,6 @@ def test_biases_of_gate_up_and_of_row_parallel_projections(layout: str) -> None:
     assert assert_layout(BIASED, LAYOUTS[layout], "dense") == 2 + 4 * 2 + 1
 
 
-def placed_on(mesh: Mesh, logical: Graph) -> Graph:
-    return autograd(insert_collectives(logical, mesh), mesh, regather=mesh.sequence_parallel)
-
-
 @pytest.mark.parametrize("part", range(len(TEMPLATES)))
 @pytest.mark.parametrize("layout", [Layout(cp=2), Layout(cp=2, tp=2, sp=True), Layout(dp=2, cp=2, tp=2, sp=False)])
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=lambda model: model.name)
@@ -218,6 +140,7 @@ def test_a_split_sequence_follows_from_the_same_rule(model: Model, layout: Layou
 
 
 WRONG = (AssertionError, PlacementError)
+MESH = mesh_of(Layout(cp=2, tp=2, sp=False))
 CP, TP = Axis("cp", 2, 2), Axis("tp", 2, 1)
 PLACES = (None, Placement(TP, 0), Placement(TP, 1), Placement(TP, None))
 
@@ -227,7 +150,7 @@ PLACES = (None, Placement(TP, 0), Placement(TP, 1), Placement(TP, None))
 @pytest.mark.parametrize("before", PLACES)
 def test_a_conversion_keeps_the_value(outer: Place, before: Placement | None, after: Placement | None) -> None:
     tensor = Tensor("x", "sd", (8, 4), place=(*outer, *((before,) if before else ())))
-    writer = Writer((CP, TP))
+    writer = Writer(MESH)
     moved = writer.convert(tensor, (*outer, *((after,) if after else ())), Op("", "", (), ()))
     twice = Op("y", "add", (moved, moved), (attrs.evolve(moved, name="y"),))
     value = np.arange(32.0).reshape(8, 4)
@@ -255,7 +178,7 @@ def test_two_axes_of_one_dimension_are_gathered_inside_out() -> None:
 )
 def test_an_outer_axis_cannot_move_while_an_inner_one_splits_the_same_dimension(before: Place, after: Place) -> None:
     """[s/cp/tp] -> [s/tp]: tp rank 0 would need the first half, and its cp group holds the first and third quarter."""
-    tensor, writer = Tensor("x", "s", (8,), place=before), Writer((CP, TP))
+    tensor, writer = Tensor("x", "s", (8,), place=before), Writer(MESH)
     with pytest.raises(WRONG):
         writer.convert(tensor, after, Op("", "", (), ()))
         run(Graph("g", tuple(writer.ops)), {"x": np.arange(8.0)})

@@ -156,10 +156,18 @@ def test_reading_before_making_is_for_the_verifier_to_refuse() -> None:
 
 
 def test_a_program_is_its_stages_and_its_templates() -> None:
-    stages = (Stage((Run("embedding"), Run("dense", 10)), "step.0"), Stage((Run("x", 2), Run("x")), "step.1"))
+    stages = (Stage((Run("embedding"), Run("dense", 10)), "step.0"), Stage((Run("x", 2), Run("x")), "step.1", 1))
     text = dump_program(Program("tiny", (Graph("dense", ()), small()), stages, 8))
     head = "program tiny\nmicrobatches 8\nstage 0: embedding, dense x 10 | step.0\nstage 1: x x 2, x | step.1\n"
     assert text == f"{head}\ngraph dense\n\n{SMALL}"
+
+
+def test_a_stage_names_its_rank_when_it_is_not_its_own_number() -> None:
+    stages = tuple(Stage((Run("x"),), "step", index % 2) for index in range(3))
+    program = Program("tiny", (), stages)
+    text = dump_program(program)
+    assert text == "program tiny\nstage 0: x | step\nstage 1: x | step\nstage 2 rank 0: x | step\n"
+    assert parse_program(text) == program
 
 
 GRAPH = "graph g\nmesh tp=2:1\ninputs\n  %x : bf16[b=4] act\nforward\n"

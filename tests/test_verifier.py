@@ -131,7 +131,7 @@ BROKEN: list[tuple[str, Graph]] = [
     ("undefined", edited(PLAIN, "attn.residual", inputs=(PLAIN["attn.residual"].inputs[0], PLAIN_GRAD))),
     ("use-before-def", moved(DENSE, "attn.norm.all_gather", before="attn.norm")),
     ("undefined", without(PLAIN, "attn.out.all_reduce")),
-    ("arity", edited(DENSE, "mlp.act", inputs=DENSE["mlp.act"].inputs * 2)),
+    ("arity", edited(DENSE, "attn.sdpa", inputs=DENSE["attn.sdpa"].inputs * 2)),
     ("arity", edited(DENSE, "mlp.norm", inputs=DENSE["mlp.norm"].inputs[:1])),
     ("letters", retensored(DENSE, "attn.sdpa.lse", dims="bs", shape=(2, 64), place=())),
     ("sizes", retensored(HEAD, "labels", shape=(4, 64))),

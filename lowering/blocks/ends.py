@@ -30,7 +30,11 @@ def head(b: Builder, model: Model, x: Tensor) -> Tensor:
 
     Shapes: x [b s d] -> loss [b s]. FLOPs: 2 m d vocab. The loss keeps the fp32 softmax for backward.
     """
-    h = norm(b, "head.norm", x, model.final_norm)
+    return logits_and_loss(b, model, norm(b, "head.norm", x, model.final_norm))
+
+
+def logits_and_loss(b: Builder, model: Model, h: Tensor) -> Tensor:
+    """Logits of the normed stream and the loss of each token. Shapes: h [b s d] -> [b s]."""
     name = EMBEDDING_WEIGHT if model.tied_embeddings else "head.weight"
     logits = b.op(
         "linear", "head.logits", h, b.param(name, "vd", (model.vocab, model.hidden)), out="bsv", family="lm_head"
@@ -39,6 +43,6 @@ def head(b: Builder, model: Model, x: Tensor) -> Tensor:
         logits = b.op("bias_add", "head.logits_bias", logits, b.param("head.bias", "v", (model.vocab,)), out="bsv")
     if model.final_softcap:
         logits = b.op("softcap", "head.softcap", logits, out="bsv")
-    labels = b.tokens("labels", *x.shape[:2])
+    labels = b.tokens("labels", *h.shape[:2])
     outs = [b.like("head.loss", "bs", [logits], "fp32"), b.like("head.loss.softmax", "bsv", [logits], "fp32")]
     return b.many("cross_entropy", "head.loss", logits, labels, outs=outs)[0]

@@ -8,8 +8,8 @@ from stepgraph.ir.tensor import Tensor
 from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.model import Mlp
 
-GATED_KINDS = MappingProxyType({"silu": "swiglu", "gelu": "geglu"})
-PLAIN_KINDS = MappingProxyType({"gelu": "gelu", "relu": "relu"})
+GATED_KINDS = MappingProxyType({"silu": "swiglu", "gelu": "geglu", "relu": "reglu"})
+PLAIN_KINDS = MappingProxyType({"gelu": "gelu", "relu": "relu", "silu": "silu"})
 """Op kind of each activation that the reader lets through."""
 
 

@@ -12,7 +12,6 @@ from stepgraph.lowering.blocks.mlp import mlp, up_and_activate
 from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.model import Experts
 
-
 COUNTS = "token counts per expert travel first"
 """An all-to-all of E integers: listed on the op, not costed."""
 
@@ -52,7 +51,9 @@ def _visit(b: Builder, x: Tensor, scores: Tensor, spec: Experts, load: tuple[int
     """Copies go to their experts, through them, and back."""
     fraction = (spec.top_k * load[0], spec.experts * load[1])
     copies = Tensor("moe.permute", f"E{x.dims}", (spec.experts, *x.shape), b.dtype, fraction=fraction)
-    sent = b.pin(b.many("permute", "moe.permute", x, scores, outs=[copies], metadata=COUNTS)[0], "experts", "moe.dispatch")
+    sent = b.pin(
+        b.many("permute", "moe.permute", x, scores, outs=[copies], metadata=COUNTS)[0], "experts", "moe.dispatch"
+    )
     n = (spec.experts,)
     act = up_and_activate(b, sent, spec.expert, "moe.experts", "experts_up", "grouped_linear", "E", n)
     width = x.dims[-1]

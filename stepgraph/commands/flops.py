@@ -19,7 +19,7 @@ Examples:
 
 @click.command("flops", epilog=EPILOG)
 @options(MODEL_OPTIONS)
-@click.option("--seq", type=int, default=4096, show_default=True, help="Tokens per sequence.")
+@click.option("--seq", type=int, help="Tokens per sequence.  [default: 4096 or the model's limit]")
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences.")
 @click.option(
     "--attention",
@@ -29,16 +29,20 @@ Examples:
     help="Count half of the attention square, or all of it.",
 )
 @JSON_OPTION
-def command(config: str, overrides: tuple[str, ...], seq: int, micro_batch: int, attention: str, as_json: bool) -> None:
+def command(
+    config: str, overrides: tuple[str, ...], seq: int | None, micro_batch: int, attention: str, as_json: bool
+) -> None:
     """Parameters and matmul FLOPs of the whole model, by family; backward is twice forward."""
     from stepgraph.lowering.lowering import count_parts
     from stepgraph.passes.modelflops import count_flops, count_params
 
     model = model_from(config, overrides)
-    parts = count_parts(model, positive("micro-batch", micro_batch), positive("seq", seq))
+    seq = min(4096, model.max_positions) if seq is None else positive("seq", seq)
+    parts = count_parts(model, positive("micro-batch", micro_batch), seq)
     params, families = count_params(parts), count_flops(parts, attention=attention)
     if as_json:
-        click.echo(json.dumps({"params": attrs.asdict(params), "families": _to_json(families)}, indent=2))
+        what = {"model": model.name, "seq": seq, "micro_batch": micro_batch, "attention": attention}
+        click.echo(json.dumps({**what, "params": attrs.asdict(params), "families": _to_json(families)}, indent=2))
         return
     from stepgraph.tables import show_flops
 

@@ -15,12 +15,15 @@ from stepgraph.commands.options import (
     model_from,
     options,
     target_from,
+    together,
 )
 from stepgraph.errors import did_you_mean, refuse
 
 if TYPE_CHECKING:
     from stepgraph.ir.graph import Graph
     from stepgraph.ir.program import Program
+    from stepgraph.lowering.layout import Layout
+    from stepgraph.passes.base import Setting
     from stepgraph.passes.costing import Costs
 
 EPILOG = """\b
@@ -39,6 +42,7 @@ Examples:
 @click.option("--stage", type=int, help="A pipeline stage with all its layers, instead of a template.")
 @click.option("--list", "list_only", is_flag=True, help="List templates and stages.")
 @click.option("--costs/--no-costs", default=True, show_default=True, help="Write the cost of every op.")
+@click.option("--max-ops", type=int, default=400, show_default=True, help="Larger graphs are not drawn.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Picture or text file: svg png pdf dot txt.")
 def command(
     config: str,
@@ -50,6 +54,7 @@ def command(
     stage: int | None,
     list_only: bool,
     costs: bool,
+    max_ops: int,
     output: Path | None,
     **layout: Any,
 ) -> None:
@@ -61,16 +66,25 @@ def command(
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
 
-    chosen_layout = layout_from(layout)
-    program = lower(model_from(config, overrides), chosen_layout)
-    chosen_setting = setting(target_from(target), profile, eta)
+    model, chosen_layout, machine = together(
+        lambda: model_from(config, overrides), lambda: layout_from(layout), lambda: target_from(target)
+    )
+    program = lower(model, chosen_layout)
+    chosen_setting = setting(machine, profile, eta)
     if list_only:
         _list(program)
         return
     graph = _choose(program, template, stage)
     cost = cost_pass(graph, chosen_setting) if costs else None
-    title = f"{program.name}, {graph.name}, tp {chosen_layout.tp}"
-    _write(graph, cost, output, title)
+    _write(graph, cost, output, _title(graph, program, chosen_layout, chosen_setting), max_ops)
+
+
+def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> str:
+    sizes = (f"{name} {getattr(layout, name)}" for name in ("tp", "cp", "ep", "etp", "pp", "dp"))
+    kept = [size for size in sizes if not size.endswith(" 1")] or ["one rank"]
+    seq = f", seq {layout.seq}" if layout.seq else ""
+    where = f"{chosen.target.name}, {', '.join(kept)}, micro-batch {layout.micro_batch}{seq}"
+    return f"{program.name}: {graph.name} on {where} ({chosen.profile.name} profile, {chosen.eta} eta)"
 
 
 def _list(program: Program) -> None:
@@ -89,12 +103,15 @@ def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
             raise refuse("stage", "--stage", f"there is no stage {stage}", f"0 to {len(program.stages) - 1}")
         return program.unroll(stage)
     name = template or program.stages[0].runs[1].template
+    if name == "step":
+        name = program.stages[0].step
     if name not in program.by_name:
-        raise refuse("template", "--template", f"no template {name!r}", fix=did_you_mean(name, program.by_name))
+        known = ", ".join(program.by_name)
+        raise refuse("template", "--template", f"no template {name!r}", known, did_you_mean(name, program.by_name))
     return program[name]
 
 
-def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str) -> None:
+def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str, max_ops: int) -> None:
     from stepgraph.ir.text import dump
     from stepgraph.opnotes import cost_columns, op_notes
 
@@ -108,5 +125,6 @@ def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str) ->
         output.write_text(dump(graph, cost_columns(cost) if cost else None))
         engine = "text"
     else:
-        engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title), output)
+        limit = len(graph.ops) if output.suffix == ".dot" else max_ops  # text needs no layout
+        engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title, max_ops=limit), output)
     click.echo(f"{output}: {len(graph.ops)} ops ({engine})", err=True)

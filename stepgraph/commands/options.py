@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 import click
 
-from stepgraph.errors import refuse
+from stepgraph.errors import InputError, refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.lowering.huggingface import load_model, parse_override
@@ -18,7 +18,8 @@ from stepgraph.lowering.model import Model
 F = TypeVar("F", bound=Callable[..., Any])
 
 LAYOUT_OPTIONS = (
-    click.option("--gpus", type=int, help="GPUs in all; dp = gpus / (tp cp pp).  [default: tp cp pp]"),
+    click.option("--gpus", type=int, help="GPUs in all; dp = gpus / (tp cp pp).  [default: tp cp pp dp]"),
+    click.option("--dp", type=int, help="Data-parallel ranks.  [default: what --gpus leaves, or 1]"),
     click.option("--tp", type=int, default=1, show_default=True, help="Tensor-parallel ranks."),
     click.option("--sp/--no-sp", default=None, help="Sequence parallelism.  [default: on when tp > 1]"),
     click.option(
@@ -33,7 +34,7 @@ LAYOUT_OPTIONS = (
     click.option("--vpp", type=int, default=1, show_default=True, help="Model chunks per pipeline stage."),
     click.option("--zero", type=int, default=1, show_default=True, help="ZeRO stage: 0 or 1."),
     click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences per micro-batch."),
-    click.option("--global-batch", type=int, help="Sequences per step.  [default: dp micro-batch, x 4 pp when pp > 1]"),
+    click.option("--global-batch", type=int, help="Sequences per step.  [default: a micro-batch per GPU]"),
     click.option("--seq", type=int, help="Tokens per sequence.  [default: 4096 or the model's limit]"),
     click.option("--recompute", default="none", show_default=True, help="none, selective (core attention) or full."),
     click.option(
@@ -99,11 +100,26 @@ def layout_from(values: Mapping[str, Any]) -> Layout:
     """The layout of the layout options. Raises: InputError when --gpus is not a multiple of what a replica needs."""
     names = {field.name for field in attrs.fields(Layout)} - {"dp"}
     chosen = {name: values[name] for name in names}
-    gpus = values["gpus"]
+    gpus, dp = values["gpus"], values["dp"]
     if gpus is None:
-        return Layout(**chosen)
-    sizes = {name: values[name] for name in ("tp", "cp", "pp")}
-    return Layout(dp=dp_from_gpus(gpus, **sizes), **chosen)
+        return Layout(dp=1 if dp is None else dp, **chosen)
+    left = dp_from_gpus(gpus, **{name: values[name] for name in ("tp", "cp", "pp")})
+    if dp not in (None, left):
+        raise refuse("gpus-dp", "--dp", f"dp = {dp}, but {gpus} GPUs leave dp = {left}", fix="leave out --dp or --gpus")
+    return Layout(dp=left, **chosen)
+
+
+def together(*steps: Callable[[], Any]) -> list[Any]:
+    """Run all steps and refuse once, with the problems of all of them. Raises: InputError."""
+    results, problems = [], []
+    for step in steps:
+        try:
+            results.append(step())
+        except InputError as refused:
+            problems.extend(refused.problems)
+    if problems:
+        raise InputError(problems)
+    return results
 
 
 def positive(name: str, value: int) -> int:

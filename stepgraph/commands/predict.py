@@ -16,6 +16,7 @@ from stepgraph.commands.options import (
     model_from,
     options,
     target_from,
+    together,
 )
 
 EPILOG = """\b
@@ -48,13 +49,14 @@ def command(
     """
     from stepgraph.prediction import predict
 
-    model = model_from(config, overrides)
-    chosen = layout_from(layout)
+    model, chosen, machine = together(
+        lambda: model_from(config, overrides), lambda: layout_from(layout), lambda: target_from(target)
+    )
     if check:
         _verify(model, chosen)
-    prediction = predict(model, chosen, target_from(target), profile=profile, eta=eta, rank=rank)
+    prediction = predict(model, chosen, machine, profile=profile, eta=eta, rank=rank)
     if as_json:
-        click.echo(json.dumps(prediction.to_json(), indent=2))
+        click.echo(json.dumps(prediction.to_json(), indent=2, allow_nan=False))
         return
     from stepgraph.tables import show_prediction
 
