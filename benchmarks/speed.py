@@ -38,13 +38,15 @@ def milliseconds(work: Callable[[], object], runs: int = RUNS) -> float:
 
 
 def in_process() -> dict[str, float]:
-    """One prediction for Llama-3-70B on 64 GPUs, its parts, and the same model with four times the layers."""
+    """Predictions for Llama-3-70B on 64 GPUs (with its parts, and with four times the layers) and DeepSeek-V3 on 512."""
     target = stepgraph.load_target("h100")
     model = stepgraph.load_model("llama-3-70b")
     tall = stepgraph.load_model("llama-3-70b", {"num_hidden_layers": 320})
     program = lower(model, LAYOUT)
     chosen = setting(target)
     predict_ms = milliseconds(lambda: stepgraph.predict(model, LAYOUT, target))
+    deep = stepgraph.load_model("deepseek-v3")
+    spread = stepgraph.Layout(pp=16, dp=32, ep=32, global_batch=2048, seq=4096)  # 512 GPUs, n = 64
     tall_ms = milliseconds(lambda: stepgraph.predict(tall, LAYOUT, target))
     return {
         "predict_ms": predict_ms,
@@ -52,6 +54,7 @@ def in_process() -> dict[str, float]:
         "iterate_ms": milliseconds(lambda: iterate(program, chosen)),
         "predict_4x_layers_ms": tall_ms,
         "ratio_4x_layers": tall_ms / predict_ms,
+        "predict_deepseek_v3_ms": milliseconds(lambda: stepgraph.predict(deep, spread, target)),
     }
 
 

@@ -12,7 +12,7 @@ from stepgraph.ir.nests import Problem, moves_data
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.rows import Grad, Rule
 from stepgraph.ir.table import CONVERSIONS, row_of
-from stepgraph.ir.tensor import Kind
+from stepgraph.ir.tensor import Kind, Tensor
 
 ROLES = MappingProxyType(
     {
@@ -42,6 +42,11 @@ def roles_known(graph: Graph) -> Iterator[Fault]:
             yield op_fault(graph, i, "role", what)
 
 
+def _is_result(tensor: Tensor, op: Op) -> bool:
+    """Whether a tensor is what an op makes, or a recomputed copy of it."""
+    return any(tensor.name in (made.name, f"{made.name}.again") for made in op.outputs)
+
+
 def _role_problem(graph: Graph, op: Op) -> str:
     known = ROLES[op.phase]
     if op.role not in known:
@@ -53,7 +58,7 @@ def _role_problem(graph: Graph, op: Op) -> str:
     original = graph.by_name.get(op.of)
     if op.role in REPEATS and original and _nest(original) != _nest(op):
         return f"repeats {original.name} ({original.kind}), expected its kind, letters and group"
-    if op.role == "inner" and original and (op.kind != "all_reduce" or op.inputs[0] not in original.outputs):
+    if op.role == "inner" and original and (op.kind != "all_reduce" or not _is_result(op.inputs[0], original)):
         return f"acts inside {original.name}, expected an all_reduce of one of its results"
     return ""
 

@@ -24,8 +24,8 @@ def param_gradients(graph: Graph) -> tuple[tuple[Tensor, Tensor], ...]:
 
 def _pairs(graph: Graph, op: Op) -> Iterator[tuple[Tensor, Tensor]]:
     forward = graph[op.of]
-    grads = next(g for g in row_of(forward.kind).grads if g.role == op.role)
-    for operand, out in zip(grads.of, op.outputs, strict=True):
+    grads = next((g for g in row_of(forward.kind).grads if g.role == op.role), None)
+    for operand, out in zip(grads.of, op.outputs, strict=True) if grads else ():
         if forward.inputs[operand].kind is Kind.PARAM:
             yield forward.inputs[operand], _summed(graph, out)
 

@@ -15,7 +15,7 @@ PIN = "pin"
 placed like it) or "experts" (tokens go to the ranks of their experts). Placement resolves it."""
 
 
-SHARED_PARAMS = ("embedding.weight", "head.weight")
+SHARED_PARAMS = ("embedding.weight", "embedding.positions.weight", "head.weight", "head.bias")
 """Tables that several blocks of a model read under one name."""
 
 

@@ -56,18 +56,19 @@ class Writer:
 
         Each is an all-reduce of one fp32 statistic per token: the first tensor of the op that lacks the letter.
         """
-        for axis in self.axes:
-            letter = dict(op.at).get(axis.name, "-")
-            if letter in row.inner and row.reductions:
-                source = next(t for t in (*op.outputs, *op.inputs) if t.dtype == "fp32" and letter not in t.dims)
-                for what in row.reductions:
-                    self._emit_reduction(op, what, source, axis, like)
+        at = dict(op.at)
+        split = [axis for axis in self.axes if row.reductions and at.get(axis.name, "-") in row.inner]
+        for axes in self.mesh.runs(split):
+            letter = at[axes[0].name]
+            source = next(t for t in (*op.outputs, *op.inputs) if t.dtype == "fp32" and letter not in t.dims)
+            for what in row.reductions:
+                self._emit_reduction(op, what, source, axes, like)
 
-    def _emit_reduction(self, op: Op, what: str, source: Tensor, axis: Axis, like: Op) -> None:
+    def _emit_reduction(self, op: Op, what: str, source: Tensor, axes: tuple[Axis, ...], like: Op) -> None:
         name = self.fresh(f"{op.name}.{what}")
         out = attrs.evolve(source, name=name)
-        inner = attrs.evolve(like, name=name, kind="all_reduce", of=op.of or op.name, role="inner", group=(axis,))
-        self.emit(attrs.evolve(inner, inputs=(source,), outputs=(out,)))
+        inner = attrs.evolve(like, name=name, kind="all_reduce", of=op.of or op.name, role="inner", group=axes)
+        self.emit(attrs.evolve(inner, inputs=(source,), outputs=(out,), attrs=self.mesh.named(axes)))
 
     def convert(self, tensor: Tensor, place: Place, like: Op) -> Tensor:
         """The same value placed as asked; emits what is missing.
@@ -107,8 +108,7 @@ class Writer:
             _require_innermost(tensor, merged, axes)
         name = self.fresh(f"{base}.{kind}")
         out = attrs.evolve(tensor, name=name, place=merged)
-        span = self.mesh.span_of(axes)
-        named = (("span", span),) if span else ()
+        named = self.mesh.named(axes)
         self.emit(attrs.evolve(like, name=name, kind=kind, inputs=(tensor,), outputs=(out,), group=axes, attrs=named))
         return out
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -109,20 +109,20 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
     filled, notes = _filled(sound, model)
     fitted, fit_notes = fit_model(model, filled)
     problems += [problem for check in (*CHECKS, *EXPERT_CHECKS) for problem in check(filled, fitted)]
-    problems = problems or _build_problems(filled, model)
+    problems += _build_problems(filled, model, nested=not problems)
     if problems:
         raise InputError(problems)
     return filled, (*notes, *fit_notes, *_length_notes(filled, model))
 
 
-def _build_problems(layout: Layout, model: Model) -> list[Problem]:
-    """What only building the mesh and dealing the layers can find."""
-    steps: tuple[Callable[[], object], ...] = (
-        lambda: mesh_of(layout),
-        lambda: split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp),
-    )
+def _build_problems(layout: Layout, model: Model, *, nested: bool) -> list[Problem]:
+    """What only dealing the layers and, when the sizes are sound, building the mesh can find."""
+
+    def deal() -> object:
+        return split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
+
     problems: list[Problem] = []
-    for step in steps:
+    for step in (deal, lambda: mesh_of(layout)) if nested else (deal,):
         try:
             step()
         except InputError as refused:

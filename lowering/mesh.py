@@ -74,9 +74,10 @@ class Mesh:
                 left = [axis for axis in left if axis not in group]
         return found + [(axis,) for axis in left]
 
-    def span_of(self, axes: tuple[Axis, ...]) -> str:
-        """The declared group that several atoms are together; empty for a single one."""
-        return next((name for name, group in self.groups.items() if len(group) > 1 and group == axes), "")
+    def named(self, axes: tuple[Axis, ...]) -> tuple[tuple[str, str], ...]:
+        """The attribute that names the declared group which several atoms are together; none for a single one."""
+        span = next((name for name, group in self.groups.items() if len(group) > 1 and group == axes), "")
+        return (("span", span),) if span else ()
 
     def home_of_param(self, param: Tensor) -> Place:
         """Where a parameter lives."""

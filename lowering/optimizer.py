@@ -113,7 +113,17 @@ def _move(
     """A collective on a flat buffer, issued in equal pieces. place: letters on which `group` splits the result."""
     at = dict.fromkeys((axis.name for axis in group), "p") if place else {}
     out = attrs.evolve(tensor, name=name, place=operand_place("p", at, group))
-    op = Op(name, kind, (tensor,), (out,), (("pieces", pieces),), (), Phase.STEP, group=group, module="step")
+    op = Op(
+        name,
+        kind,
+        (tensor,),
+        (out,),
+        (("pieces", pieces), *writer.mesh.named(group)),
+        (),
+        Phase.STEP,
+        group=group,
+        module="step",
+    )
     return writer.emit(attrs.evolve(op, origin="optimizer")).outputs[0]
 
 

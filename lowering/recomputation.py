@@ -8,7 +8,7 @@ from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.tensor import Tensor
 
-SELECTIVE_KINDS = ("sdpa",)
+SELECTIVE_KINDS = ("sdpa", "sdpa_sink")
 """What selective recomputation repeats: core attention (Korthikanti et al. 2022, arXiv:2205.05198, section 5)."""
 
 

@@ -62,7 +62,8 @@ def bucket_of(op: Op) -> str:
 
 def _collective_bucket(op: Op) -> str:
     """Where a collective's time goes: by what it is for, which its axes and its phase tell."""
-    names = {name for axis in op.group for name in axis.name.split(".")}
+    span = op.attr("span")
+    names = {str(span)} if span else {name for axis in op.group for name in axis.name.split(".")}
     if names == {"ends"}:
         return "pp_transfer"
     if op.kind == "all_to_all":

@@ -14,7 +14,7 @@ from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Axis
 from stepgraph.passes.base import Setting
 from stepgraph.passes.collective import collective_s, comm_bytes, geometry_of, hop_s
-from stepgraph.passes.gemm import compute_s
+from stepgraph.passes.gemm import compute_s, math_dtype
 from stepgraph.passes.profiles import kernels_of, operand_bytes
 
 Ints = NDArray[np.int64]
@@ -98,13 +98,8 @@ def _comm_s(op: Op, row: Row, size: int, setting: Setting, geometries: dict[tupl
 
 def _on_chip(op: Op, row: Row, flops: int, traffic: int, kernels: int, setting: Setting) -> _Numbers:
     hbm = setting.target.hbm
-    peak = setting.target.peak_flops_per_s(_math_dtype(op))
+    peak = setting.target.peak_flops_per_s(math_dtype(op))
     roofline = max(flops / peak, traffic / hbm.bandwidth_bytes_per_s)
     if row.rule in (Rule.GEMM, Rule.ATTENTION):
         return flops, traffic, 0, kernels, compute_s(op, row, flops, setting), 0.0, 0.0, roofline
     return flops, traffic, 0, kernels, flops / peak, traffic / hbm.effective_bytes_per_s, 0.0, roofline
-
-
-def _math_dtype(op: Op) -> str:
-    """The type whose peak applies: the narrowest floating type that the op touches, as in the source's F_peak."""
-    return next((t.dtype for t in (*op.inputs, *op.outputs) if t.dtype in ("bf16", "fp16", "fp8")), "fp32")

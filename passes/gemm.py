@@ -48,7 +48,7 @@ def compute_s(op: Op, row: Row, flops: int, setting: Setting) -> float:
     The efficiency is the named op's constant, or the shape law's. GEMMs stay on this rule whatever their intensity.
     Source: How to Think About Asymptotic Times, rule 1.
     """
-    peak = setting.target.peak_flops_per_s(op.inputs[0].dtype)
+    peak = setting.target.peak_flops_per_s(math_dtype(op))
     return flops / (peak * efficiency(op, row, setting))
 
 
@@ -63,3 +63,11 @@ def efficiency(op: Op, row: Row, setting: Setting) -> float:
     m, n, k = gemm_shape(op, row)
     accumulates = role == "dw"
     return eta_shape_gemm(setting.target, m, n, k, role=role, out_bytes=4 if accumulates else 2, accumulate=accumulates)
+
+
+def math_dtype(op: Op) -> str:
+    """The type whose peak applies: the narrowest floating type that the op touches, as in the source's F_peak.
+
+    A router with bf16 operands and fp32 logits multiplies in bf16 and accumulates in fp32.
+    """
+    return next((t.dtype for t in (*op.inputs, *op.outputs) if t.dtype in ("bf16", "fp16", "fp8")), "fp32")

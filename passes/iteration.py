@@ -186,7 +186,9 @@ def time_step(
     if len(stages) * microbatches > MOST_SLOTS:
         what = f"{microbatches} micro-batches on {len(stages)} stages"
         limit = MOST_SLOTS // len(stages)
-        raise refuse("too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch")
+        raise refuse(
+            "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
+        )
     order = one_f_one_b(len(stages), microbatches)
     forward = [stage.forward.time_s for stage in stages]
     backward = [stage.backward.time_s for stage in stages]

@@ -108,7 +108,7 @@ def adopt(draw: DrawFn, keys: Config, key: str) -> None:
     keys[taken] = other[taken]
 
 
-TYPES = (None, "", "8", "none", "gelu", True, False, [], {}, [None], [1, 2], ["full_attention"], {"a": {"b": [1]}})
+TYPES: tuple[Any, ...] = (None, "", "8", "none", "gelu", True, False, [], {}, [None], [1, 2], ["full_attention"], {"a": {"b": [1]}})
 SMALL = (0, 1, 2, 3, 7, -1, -8, 16, 48, 100)
 HUGE = (10**5, 10**6, 2**31, 2**63, 10**12, 10**30, 10**400, -(10**18), 99_999, 131_072)
 FRACTIONS = (nan, float("inf"), -float("inf"), 0.5, 1.5, 8.0, 4096.0, 1e-300, 1e308, -0.0)

@@ -184,6 +184,29 @@ def test_an_outer_axis_cannot_move_while_an_inner_one_splits_the_same_dimension(
         run(Graph("g", tuple(writer.ops)), {"x": np.arange(8.0)})
 
 
+def test_several_axes_move_together() -> None:
+    both = ((Placement(CP, 0), Placement(TP, 0)), (Placement(CP, 1), Placement(TP, 1)))
+    tensor, writer = Tensor("x", "sd", (8, 4), place=both[0]), Writer(MESH)
+    moved = writer.convert(tensor, both[1], Op("", "", (), ()))
+    assert [op.kind for op in writer.ops] == ["all_to_all"]
+    value = np.arange(32.0).reshape(8, 4)
+    ranks = run(Graph("g", tuple(writer.ops)), {"x": value})
+    np.testing.assert_array_equal(ranks.value(moved.name), value)
+    assert ranks.arrays[moved.name][1, 0].tolist() == value[:, 2:3].tolist()  # cp rank 1, tp rank 0: third column
+
+
+def test_routed_tokens_come_back_in_order() -> None:
+    """An outer axis may leave their sequence, which mixes up the tokens until it returns."""
+    place = (Placement(CP, 1), Placement(TP, 1))
+    tensor, writer = Tensor("x", "Es", (2, 8), place=place, fraction=(1, 2)), Writer(MESH)
+    sent = writer.convert(tensor, (Placement(CP, 0), Placement(TP, 1)), Op("", "", (), ()))
+    back = writer.convert(sent, place, Op("", "", (), ()))
+    value = np.arange(16.0).reshape(2, 8)
+    ranks = run(Graph("g", tuple(writer.ops)), {"x": value})
+    assert ranks.value(sent.name)[0].tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    np.testing.assert_array_equal(ranks.value(back.name), value)
+
+
 # mutations: a wrong rule is seen -------------------------------------------------------------------------------------
 
 LOWERING = "stepgraph.lowering"

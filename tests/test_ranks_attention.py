@@ -14,6 +14,7 @@ from ranks_compared import VOCAB, assert_finite_differences, assert_same, placed
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.rows import Row
 from stepgraph.ir.table import row_of
+from stepgraph.ir.verifier import verify
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import logical_templates
 from stepgraph.lowering.mesh import mesh_of
@@ -105,7 +106,15 @@ def test_one_rank_agrees_with_finite_differences(layer: Layer) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS.keys())
 def test_all_ranks_together_compute_what_one_rank_computes(layer: Layer, layout: Layout) -> None:
-    assert assert_same(*pair(layer, layout)) > 0
+    placed, single = pair(layer, layout)
+    verify(placed)
+    assert assert_same(placed, single) > 0
+
+
+@pytest.mark.parametrize("name", ["window", "sinks", "latent"])
+def test_selective_recomputation_repeats_attention(name: str) -> None:
+    placed, _ = pair(LAYERS[name], LAYOUTS["tp2-selective"])
+    assert [op.name for op in placed.ops if op.role == "recompute"] == ["attn.sdpa.again"]
 
 
 HEADS: Mapping[str, tuple[str, int, int]] = MappingProxyType(

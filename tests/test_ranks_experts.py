@@ -21,6 +21,7 @@ from stepgraph.ir.placement import dual_place
 from stepgraph.ir.rows import Row
 from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Axis, Place, Tensor
+from stepgraph.ir.verifier import verify
 from stepgraph.lowering.collectives import insert_collectives
 from stepgraph.lowering.conversions import PlacementError
 from stepgraph.lowering.layout import Layout
@@ -92,7 +93,9 @@ def test_one_rank_agrees_with_finite_differences(mixture: Experts) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES.keys())
 def test_all_ranks_together_compute_what_one_rank_computes(mixture: Experts, layout: Layout) -> None:
-    assert assert_same(*pair(mixture, layout)) > 0
+    placed, single = pair(mixture, layout)
+    verify(placed)
+    assert assert_same(placed, single) > 0
 
 
 @pytest.mark.parametrize("layout", [name for name, layout in LAYOUTS.items() if layout.etp == 1])

@@ -39,7 +39,9 @@ def _route(b: Builder, h: Tensor, spec: Experts) -> Tensor:
     if spec.router_bias:
         bias = b.param("moe.router.bias", "E", (spec.experts,))
         logits = b.many("bias_add", "moe.router_bias", logits, bias, outs=[_named(logits, "moe.router_bias")])[0]
-    scores = b.many("topk", "moe.topk", logits, outs=[_named(logits, "moe.topk")], k=spec.top_k)[0]
+    scores = b.many("topk", "moe.topk", logits, outs=[_named(logits, "moe.topk")], k=spec.top_k, scoring=spec.scoring)[
+        0
+    ]
     return b.many("aux_loss", "moe.aux_loss", scores, outs=[_named(scores, "moe.aux_loss")])[0]
 
 

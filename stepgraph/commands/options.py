@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 import click
 
-from stepgraph.errors import InputError, refuse
+from stepgraph.errors import InputError, Problem, refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.lowering.huggingface import load_model, parse_override
@@ -111,7 +111,8 @@ def layout_from(values: Mapping[str, Any]) -> Layout:
 
 def together(*steps: Callable[[], Any]) -> list[Any]:
     """Run all steps and refuse once, with the problems of all of them. Raises: InputError."""
-    results, problems = [], []
+    results: list[Any] = []
+    problems: list[Problem] = []
     for step in steps:
         try:
             results.append(step())
