@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from stepgraph.errors import Problem
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Attention, Layer, Mlp, Model
 from stepgraph.lowering.nearest import divisors, either, listed, multiples_around, nearest
-
-if TYPE_CHECKING:  # the layout module runs these checks
-    from stepgraph.lowering.layout import Layout
 
 _WORDS = {"heads": "heads", "kv-heads": "key/value heads", "ffn": "columns of the MLP", "vocab": "vocabulary entries"}
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from stepgraph.errors import Problem
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Experts, Model
 from stepgraph.lowering.nearest import divisors, either, listed, nearest
-
-if TYPE_CHECKING:  # the layout module runs these checks
-    from stepgraph.lowering.layout import Layout
 
 
 def factor_problems(layout: Layout) -> list[Problem]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Attention, Layer, Model
-
-if TYPE_CHECKING:
-    from stepgraph.lowering.layout import Layout
 
 
 def fit_model(model: Model, layout: Layout) -> tuple[Model, tuple[str, ...]]:

@@ -15,11 +15,12 @@ from stepgraph.lowering.blocks.mtp import predict_further
 from stepgraph.lowering.builder import Builder
 from stepgraph.lowering.collectives import insert_collectives
 from stepgraph.lowering.fitting import fit_model
-from stepgraph.lowering.layout import Layout, resolve_layout
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.mesh import Mesh, mesh_of
 from stepgraph.lowering.model import Layer, Model
 from stepgraph.lowering.optimizer import count_stage_params, step_template
 from stepgraph.lowering.recomputation import recompute
+from stepgraph.lowering.resolution import resolve_layout
 from stepgraph.lowering.splitting import split_of
 from stepgraph.lowering.stages import boundary_templates, deal_layers
 

@@ -12,15 +12,12 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import attrs
 
 from stepgraph.errors import refuse
 from stepgraph.ir.tensor import Axis, Place, Placement, Tensor, is_of_experts
-
-if TYPE_CHECKING:  # the layout module checks that the mesh exists
-    from stepgraph.lowering.layout import Layout
+from stepgraph.lowering.layout import Layout
 
 DENSE = ("tp", "cp", "dp")
 EXPERT = ("etp", "ep", "edp")

@@ -11,6 +11,7 @@ Names are imported when they are first used: the command line must start quickly
 from __future__ import annotations
 
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stepgraph.errors import InputError, Problem
@@ -24,17 +25,19 @@ if TYPE_CHECKING:
     from stepgraph.lowering.lowering import lower
     from stepgraph.prediction import Prediction, predict
 
-_HOMES = {
-    "load_target": "stepgraph.hwtargets.reading",
-    "target_names": "stepgraph.hwtargets.reading",
-    "Program": "stepgraph.ir.program",
-    "load_model": "stepgraph.lowering.huggingface",
-    "model_names": "stepgraph.lowering.huggingface",
-    "Layout": "stepgraph.lowering.layout",
-    "lower": "stepgraph.lowering.lowering",
-    "Prediction": "stepgraph.prediction",
-    "predict": "stepgraph.prediction",
-}
+_HOMES = MappingProxyType(
+    {
+        "load_target": "stepgraph.hwtargets.reading",
+        "target_names": "stepgraph.hwtargets.reading",
+        "Program": "stepgraph.ir.program",
+        "load_model": "stepgraph.lowering.huggingface",
+        "model_names": "stepgraph.lowering.huggingface",
+        "Layout": "stepgraph.lowering.layout",
+        "lower": "stepgraph.lowering.lowering",
+        "Prediction": "stepgraph.prediction",
+        "predict": "stepgraph.prediction",
+    }
+)
 
 __all__ = [
     "InputError",

@@ -12,9 +12,10 @@ from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.ir.program import Program, Stage
 from stepgraph.lowering.huggingface import load_model
-from stepgraph.lowering.layout import Layout, resolve_layout, uneven_stages_note
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.resolution import resolve_layout, uneven_stages_note
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.exchanges import Exchange, exchanges

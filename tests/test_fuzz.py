@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
@@ -27,13 +27,15 @@ FOLDERS = (Path(__file__).parent / "data/hf", Path(stepgraph.lowering.__file__).
 TEXTS = tuple(path.read_text(encoding="utf-8") for folder in FOLDERS for path in sorted(folder.glob("*.json")))
 EXAMPLES = 200
 LONGEST_S = 2.0  # of processor time: a busy machine is not a bug
+SLOW = pytest.mark.xfail(run=False, reason="takes many seconds and much memory")
+TOO_LARGE = pytest.mark.xfail(raises=OverflowError, reason="counts of an op do not fit into 64 bits")
 Config = dict[str, Any]
 
 # layouts -------------------------------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from((1, 1, 1, 2, 2, 4, 8, 3))
 ODD: SearchStrategy[Any] = st.sampled_from(
-    (0, -1, 5, 7, 64, 1000, 10**6, 10**9, 2**63, 10**30, True, None, "2", "", 1.0, 2.5, nan, float("inf"), [2], {})
+    (0, -1, 5, 7, 64, 1000, 10**9 + 1, 2**63, 10**30, True, None, "2", "", 1.0, 2.5, nan, float("inf"), [2], {})
 )
 USUAL: Mapping[str, SearchStrategy[Any]] = MappingProxyType(
     {
@@ -50,10 +52,16 @@ USUAL: Mapping[str, SearchStrategy[Any]] = MappingProxyType(
 )
 
 
+def some(most: int) -> SearchStrategy[dict[str, Any]]:
+    """Fields with usual values, at most so many of them."""
+    names = st.lists(st.sampled_from(sorted(USUAL)), max_size=most)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: USUAL[name] for name in chosen}))
+
+
 @st.composite
 def usual_layouts(draw: DrawFn) -> Layout:
     """A few fields that are not their defaults; the data ranks are often as many as the experts need."""
-    fields = {name: draw(USUAL[name]) for name in draw(st.lists(st.sampled_from(sorted(USUAL)), max_size=5))}
+    fields = {"tp": draw(SIZES), "pp": draw(SIZES), **draw(some(5))}
     if draw(st.booleans()):
         fields["dp"] = fields.get("ep", 1) * fields.get("etp", 1) * draw(st.sampled_from((1, 2)))
     return Layout(**fields)
@@ -62,9 +70,8 @@ def usual_layouts(draw: DrawFn) -> Layout:
 @st.composite
 def odd_layouts(draw: DrawFn) -> Layout:
     """One to three fields are out of the ordinary."""
-    fields = {name: draw(USUAL[name]) for name in draw(st.lists(st.sampled_from(sorted(USUAL)), max_size=4))}
     odd = draw(st.lists(st.sampled_from(sorted(USUAL)), min_size=1, max_size=3))
-    return Layout(**{**fields, **{name: draw(ODD) for name in odd}})
+    return Layout(**{**draw(some(4)), **{name: draw(ODD) for name in odd}})
 
 
 # configurations ------------------------------------------------------------------------------------------------------
@@ -108,9 +115,23 @@ def adopt(draw: DrawFn, keys: Config, key: str) -> None:
     keys[taken] = other[taken]
 
 
-TYPES: tuple[Any, ...] = (None, "", "8", "none", "gelu", True, False, [], {}, [None], [1, 2], ["full_attention"], {"a": {"b": [1]}})
+TYPES: tuple[Any, ...] = (
+    None,
+    "",
+    "8",
+    "none",
+    "gelu",
+    True,
+    False,
+    [],
+    {},
+    [None],
+    [1, 2],
+    ["full_attention"],
+    {"a": {"b": [1]}},
+)
 SMALL = (0, 1, 2, 3, 7, -1, -8, 16, 48, 100)
-HUGE = (10**5, 10**6, 2**31, 2**63, 10**12, 10**30, 10**400, -(10**18), 99_999, 131_072)
+HUGE = (10**4, 10**5 + 1, 10**6, 2**31, 2**63, 10**30, 10**400, -(10**18), 131_072)
 FRACTIONS = (nan, float("inf"), -float("inf"), 0.5, 1.5, 8.0, 4096.0, 1e-300, 1e308, -0.0)
 MUTATIONS: Mapping[str, Callable[[DrawFn, Config, str], None]] = MappingProxyType(
     {
@@ -137,7 +158,7 @@ def mutated(draw: DrawFn, mutation: str) -> Config:
     return config
 
 
-# runs ----------------------------------------------------------------------------------------------------------------
+# mutated files -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +186,29 @@ def test_an_odd_layout_is_predicted_or_refused(half: int, path: Path) -> None:
     run()
 
 
+# the largest values that are accepted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "layout"),
+    [
+        ("llama-3-8b", {"num_hidden_layers": 10**5}, Layout()),
+        ("llama-3-8b", {"num_hidden_layers": 10**5}, Layout(pp=64)),
+        ("llama-3-8b", {}, Layout(dp=10**6)),
+        ("llama-3-8b", {}, Layout(pp=8, global_batch=10**9)),
+        pytest.param("gemma-2-9b", {"num_hidden_layers": 10**5}, Layout(), marks=SLOW),
+        pytest.param("llama-3-8b", {}, Layout(dp=10**9), marks=SLOW),
+        pytest.param("llama-3-8b", {"hidden_size": 2**26}, Layout(), marks=TOO_LARGE),
+        pytest.param("deepseek-v3", {"n_routed_experts": 10**9}, Layout(), marks=TOO_LARGE),
+        pytest.param("llama-3-8b", {}, Layout(micro_batch=10**9), marks=TOO_LARGE),
+        pytest.param("llama-3-8b", {}, Layout(seq=10**9), marks=TOO_LARGE),
+    ],
+)
+def test_the_largest_values_are_answered_too(name: str, changes: Config, layout: Layout, path: Path) -> None:
+    config = json.loads((FOLDERS[1] / f"{name}.json").read_text(encoding="utf-8"))
+    assert_answered(path, {**config, **changes}, layout)
+
+
 def assert_answered(path: Path, config: Config, layout: Layout) -> None:
     """Write the file, go all the way, and look at what comes out."""
     path.write_text(json.dumps(config), encoding="utf-8")
@@ -172,10 +216,8 @@ def assert_answered(path: Path, config: Config, layout: Layout) -> None:
     try:
         prediction = predict(load_model(path), layout, H100)
     except InputError as refusal:
-        event("refused")
         assert refusal.problems and all(p.code and p.where and p.what for p in refusal.problems), refusal
     else:
-        event("predicted")
         assert_sound(prediction)
     assert process_time() - start < LONGEST_S
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from stepgraph.errors import InputError, Problem
 from stepgraph.lowering.huggingface import load_model
-from stepgraph.lowering.layout import Layout, dp_from_gpus, resolve_layout, uneven_stages_note
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.resolution import dp_from_gpus, resolve_layout, uneven_stages_note
 from stepgraph.lowering.splitting import deal_evenly
 
 LLAMA = load_model("llama-3-8b")  # 32 heads, 8 key/value heads, ffn 14336, vocab 128256, 32 layers, 8192 positions

@@ -12,8 +12,9 @@ from stepgraph.errors import InputError, Problem, refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.lowering.huggingface import load_model, parse_override
-from stepgraph.lowering.layout import Layout, dp_from_gpus
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.resolution import dp_from_gpus
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,0 +1,1 @@
+"""The op table, one file per family of kinds."""
