@@ -6,6 +6,7 @@ seams); `unroll` writes the same stage out as one long graph, and the two agree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -61,6 +62,22 @@ class Stage:
         for left, right in pairwise(self.runs):
             found[left.template, right.template] = found.get((left.template, right.template), 0) + 1
         return tuple(Seam(left, right, count) for (left, right), count in found.items())
+
+
+def shown_runs(runs: Sequence[Run]) -> str:
+    """Runs as people read them: `embedding, dense x 10, send`; a repeating pattern is written once, with its count."""
+    if len(runs) < 3:
+        return ", ".join(map(_shown_run, runs))
+    first, *middle, last = runs
+    for period in range(2, len(middle) // 2 + 1):
+        if len(middle) % period == 0 and middle == middle[:period] * (len(middle) // period):
+            inner = ", ".join(map(_shown_run, middle[:period]))
+            return f"{_shown_run(first)}, ({inner}) x {len(middle) // period}, {_shown_run(last)}"
+    return ", ".join(_shown_run(run) for run in runs)
+
+
+def _shown_run(run: Run) -> str:
+    return run.template + (f" x {run.count}" if run.count > 1 else "")
 
 
 @attrs.frozen

@@ -135,8 +135,17 @@ class _Autograd:
     def _emit(self, op: Op, row: Row, grad: Grad, grads: dict[str, Tensor]) -> None:
         reads = tuple(self._read(ref, op, grad, grads) for ref in grad.reads)
         name = self.writer.fresh(f"{op.name}.{grad.role}")
+        kept = tuple(pair for pair in op.attrs if pair[0] != "metadata")  # what travels beside forward only
         draft = attrs.evolve(
-            op, name=name, kind=grad.kind, inputs=reads, outputs=(), phase=Phase.BACKWARD, of=op.name, role=grad.role
+            op,
+            attrs=kept,
+            name=name,
+            kind=grad.kind,
+            inputs=reads,
+            outputs=(),
+            phase=Phase.BACKWARD,
+            of=op.name,
+            role=grad.role,
         )
         outputs = self._grad_outputs(draft, op, grad)
         made = self.writer.emit(attrs.evolve(draft, outputs=outputs, origin="autograd"))

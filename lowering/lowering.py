@@ -108,13 +108,18 @@ def _step_templates(
     pipeline = mesh.axis("pp")
     shared = EMBEDDING_WEIGHT if model.tied_embeddings and pipeline else ""
     ends = Axis("ends", 2, pipeline.stride * (pipeline.size - 1)) if pipeline and shared else None
-    counted = {
-        runs: count_stage_params([(templates[run.template], run.count) for run in runs], mesh, shared)
-        for runs in dict.fromkeys(ranks)
-    }
+    counted = {runs: count_stage_params(_totals(runs, templates), mesh, shared) for runs in dict.fromkeys(ranks)}
     names = {params: f"step.{i}" if pipeline else "step" for i, params in enumerate(dict.fromkeys(counted.values()))}
     built = {
         params: step_template(name, params, mesh, zero=layout.zero, dtype=model.dtype, ends=ends)
         for params, name in names.items()
     }
     return [built[counted[runs]] for runs in ranks]
+
+
+def _totals(runs: tuple[Run, ...], templates: dict[str, Graph]) -> list[tuple[Graph, int]]:
+    """How often a stage runs each template in all, whatever the order."""
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts[run.template] += run.count
+    return [(templates[name], count) for name, count in counts.items()]

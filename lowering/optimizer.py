@@ -45,7 +45,7 @@ class StageParams:
 def count_stage_params(layers: Iterable[tuple[Graph, int]], mesh: Mesh, shared: str = "") -> StageParams:
     """Count a stage's parameters from its templates.
 
-    layers: templates with how often each runs. A parameter of the same name in two templates (a tied table) is one.
+    layers: each template once, with how often it runs. A parameter of the same name in two templates (a tied table) is one.
     """
     seen: set[str] = set()
     buffers: dict[tuple[Axis, ...], int] = {}

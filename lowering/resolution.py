@@ -22,6 +22,9 @@ SINGLE_YET = ("cp",)
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b",)
 DEFAULT_SEQ = 4096
+MOST_GPUS = 2**20
+MOST_TOKENS = 2**30
+"""Largest cluster and largest micro-batch (tokens on one data rank) that are looked at."""
 
 
 def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
@@ -39,12 +42,28 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
     sound = attrs.evolve(layout, **{problem.where: _default(problem.where) for problem in problems})
     problems += [problem for name in SINGLE_YET if (problem := _single_problem(sound, name))]
     filled, notes = _filled(sound, model)
+    limits = _size_limits(filled)
+    if limits:
+        raise InputError(problems + limits)
     fitted, fit_notes = fit_model(model, filled)
     problems += [problem for check in (*CHECKS, *EXPERT_CHECKS) for problem in check(filled, fitted)]
     problems += _build_problems(filled, model, nested=not problems)
     if problems:
         raise InputError(problems)
     return filled, (*notes, *fit_notes, *_length_notes(filled, model))
+
+
+def _size_limits(layout: Layout) -> list[Problem]:
+    """Sizes beyond anything that exists, which would only take long to refuse."""
+    problems = []
+    if layout.gpus > MOST_GPUS:
+        what = f"{layout.gpus} GPUs (tp * cp * pp * dp)"
+        problems.append(Problem("too-many-gpus", "dp", what, f"at most {MOST_GPUS}"))
+    tokens = layout.micro_batch * (layout.seq or DEFAULT_SEQ)
+    if tokens > MOST_TOKENS:
+        what = f"{tokens} tokens in a micro-batch (micro_batch * seq)"
+        problems.append(Problem("too-many-tokens", "micro_batch", what, f"at most {MOST_TOKENS}"))
+    return problems
 
 
 def _build_problems(layout: Layout, model: Model, *, nested: bool) -> list[Problem]:

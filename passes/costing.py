@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from stepgraph.errors import refuse
 from stepgraph.hwtargets.links import GroupGeometry
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op
@@ -55,9 +58,21 @@ def costs(graph: Graph, setting: Setting) -> Costs:
     geometries: dict[tuple[Axis, ...], GroupGeometry] = {}
     found = [_cost(op, row_of(op.kind), setting, geometries) for op in graph.ops]
     columns = list(zip(*found, strict=True)) or [()] * 8
-    flops, hbm, comm, kernels = (np.array(column, dtype=np.int64) for column in columns[:4])
+    flops, hbm, comm, kernels = (_integers(graph, column) for column in columns[:4])
     times = [np.array(column, dtype=np.float64) for column in columns[4:]]
     return Costs(graph, flops, hbm, comm, kernels, *times)
+
+
+def _integers(graph: Graph, column: Sequence[int]) -> Ints:
+    """A column as int64. Raises: InputError where one op counts more than that."""
+    try:
+        return np.array(column, dtype=np.int64)
+    except OverflowError:
+        op = graph.ops[max(range(len(column)), key=column.__getitem__)]
+        what = f"{op.name} alone counts {max(column):.1e} FLOPs or bytes on one rank"
+        raise refuse(
+            "too-large", f"graph {graph.name}", what, "less than 2**63", "lower the micro-batch or seq"
+        ) from None
 
 
 _Numbers = tuple[int, int, int, int, float, float, float, float]

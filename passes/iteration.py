@@ -156,7 +156,8 @@ def part_of(cost: Costs, chosen: Sequence[int], setting: Setting) -> Part:
     index = np.array(chosen, dtype=np.int64)
     kernels = int(cost.kernels[index].sum())
     buckets = gather_buckets(ops, cost.time_s[index].tolist()) + Buckets(launch=launch_s(kernels, setting.target))
-    flops, hbm, comm = (int(column[index].sum()) for column in (cost.flops, cost.hbm_bytes, cost.comm_bytes))
+    columns = (cost.flops, cost.hbm_bytes, cost.comm_bytes)
+    flops, hbm, comm = (sum(column[index].tolist()) for column in columns)  # Python's integers do not wrap
     return Part(buckets, kernels, flops, hbm, comm, float(cost.roofline_s[index].sum()))
 
 

@@ -10,7 +10,7 @@ from stepgraph.advice import Findings, advise
 from stepgraph.errors import refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
-from stepgraph.ir.program import Program, Stage
+from stepgraph.ir.program import Program, Stage, shown_runs
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
@@ -231,10 +231,9 @@ def _backward_over_forward(stages: tuple[StageCost, ...]) -> BackwardOverForward
 
 def _stage(index: int, stage: Stage, program: Program, iteration: Iteration) -> StageReport:
     cost = iteration.stages[index]
-    runs = ", ".join(run.template + (f" x {run.count}" if run.count > 1 else "") for run in stage.runs)
     return StageReport(
         stage=index,
-        runs=runs,
+        runs=shown_runs(stage.runs),
         forward_s=cost.forward.time_s,
         backward_s=cost.backward.time_s,
         step_s=cost.step.time_s,

@@ -27,15 +27,13 @@ FOLDERS = (Path(__file__).parent / "data/hf", Path(stepgraph.lowering.__file__).
 TEXTS = tuple(path.read_text(encoding="utf-8") for folder in FOLDERS for path in sorted(folder.glob("*.json")))
 EXAMPLES = 200
 LONGEST_S = 2.0  # of processor time: a busy machine is not a bug
-SLOW = pytest.mark.xfail(run=False, reason="takes many seconds and much memory")
-TOO_LARGE = pytest.mark.xfail(raises=OverflowError, reason="counts of an op do not fit into 64 bits")
 Config = dict[str, Any]
 
 # layouts -------------------------------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from((1, 1, 1, 2, 2, 4, 8, 3))
 ODD: SearchStrategy[Any] = st.sampled_from(
-    (0, -1, 5, 7, 64, 1000, 10**9 + 1, 2**63, 10**30, True, None, "2", "", 1.0, 2.5, nan, float("inf"), [2], {})
+    (0, -1, 5, 7, 64, 1000, 10**6, 10**9, 10**9 + 1, 2**63, 10**30, True, None, "2", "", 1.0, 2.5, nan, float("inf"), [2], {})
 )
 USUAL: Mapping[str, SearchStrategy[Any]] = MappingProxyType(
     {
@@ -131,7 +129,7 @@ TYPES: tuple[Any, ...] = (
     {"a": {"b": [1]}},
 )
 SMALL = (0, 1, 2, 3, 7, -1, -8, 16, 48, 100)
-HUGE = (10**4, 10**5 + 1, 10**6, 2**31, 2**63, 10**30, 10**400, -(10**18), 131_072)
+HUGE = (10**4, 10**5, 10**5 + 1, 10**6, 10**9, 2**26, 99_328, 2**31, 2**63, 10**30, 10**400, -(10**18), 131_072)
 FRACTIONS = (nan, float("inf"), -float("inf"), 0.5, 1.5, 8.0, 4096.0, 1e-300, 1e308, -0.0)
 MUTATIONS: Mapping[str, Callable[[DrawFn, Config, str], None]] = MappingProxyType(
     {
@@ -196,12 +194,12 @@ def test_an_odd_layout_is_predicted_or_refused(half: int, path: Path) -> None:
         ("llama-3-8b", {"num_hidden_layers": 10**5}, Layout(pp=64)),
         ("llama-3-8b", {}, Layout(dp=10**6)),
         ("llama-3-8b", {}, Layout(pp=8, global_batch=10**9)),
-        pytest.param("gemma-2-9b", {"num_hidden_layers": 10**5}, Layout(), marks=SLOW),
-        pytest.param("llama-3-8b", {}, Layout(dp=10**9), marks=SLOW),
-        pytest.param("llama-3-8b", {"hidden_size": 2**26}, Layout(), marks=TOO_LARGE),
-        pytest.param("deepseek-v3", {"n_routed_experts": 10**9}, Layout(), marks=TOO_LARGE),
-        pytest.param("llama-3-8b", {}, Layout(micro_batch=10**9), marks=TOO_LARGE),
-        pytest.param("llama-3-8b", {}, Layout(seq=10**9), marks=TOO_LARGE),
+        ("gemma-2-9b", {"num_hidden_layers": 10**5}, Layout()),
+        ("llama-3-8b", {}, Layout(dp=10**9)),
+        ("llama-3-8b", {"hidden_size": 2**26}, Layout()),
+        ("deepseek-v3", {"n_routed_experts": 10**9}, Layout()),
+        ("llama-3-8b", {}, Layout(micro_batch=10**9)),
+        ("llama-3-8b", {}, Layout(seq=10**9)),
     ],
 )
 def test_the_largest_values_are_answered_too(name: str, changes: Config, layout: Layout, path: Path) -> None:

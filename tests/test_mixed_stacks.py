@@ -8,15 +8,16 @@ import pytest
 
 from stepgraph.errors import InputError
 from stepgraph.hwtargets import load_target
-from stepgraph.ir.program import Program
+from stepgraph.ir.program import Program, shown_runs
 from stepgraph.ir.verifier import verify, verify_program
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
-from stepgraph.lowering.lowering import lower
+from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.passes.base import setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import iterate
+from stepgraph.passes.modelflops import count_params
 
 H100 = setting(load_target("h100"))
 CONFIGS = sorted((Path(__file__).parent / "data/hf").glob("*.json"))
@@ -115,3 +116,24 @@ def test_a_rack_of_72_is_one_level() -> None:
     model = load_model("deepseek-v3", {"num_hidden_layers": 4})
     found = exchanges(lower(model, Layout(dp=64, ep=64, seq=512)), load_target("gb200"))
     assert {exchange.domains for exchange in found} == {1}
+
+
+@pytest.mark.parametrize("name", ["gemma-2-9b", "gpt-oss-20b", "DeepSeek-V3"])
+def test_the_optimizer_updates_every_parameter_of_a_mixed_stack(name: str) -> None:
+    model = load_model(Path(__file__).parent / f"data/hf/{name}.json")
+    program = lower(model, Layout(seq=64))
+    updated = sum(op.inputs[0].elements for op in program["step"].ops if op.kind == "adamw")
+    assert updated == count_params(count_parts(model, 1, 64)).total
+
+
+def test_a_repeating_stage_is_shown_once() -> None:
+    program = lower(load_model(Path(__file__).parent / "data/hf/gemma-2-9b.json"), Layout(seq=64))
+    assert shown_runs(program.stages[0].runs) == "embedding, (sliding_dense, dense) x 21, head"
+
+
+def test_large_counts_do_not_wrap() -> None:
+    model = load_model("llama-3-8b")
+    small, large = (
+        iterate(lower(model, Layout(micro_batch=n, seq=8192)), H100).stages[0].backward.flops for n in (10_000, 100_000)
+    )
+    assert large == 10 * small

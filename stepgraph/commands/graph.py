@@ -88,11 +88,12 @@ def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> s
 
 
 def _list(program: Program) -> None:
+    from stepgraph.ir.program import shown_runs
+
     for graph in program.templates:
         click.echo(f"{graph.name}: {len(graph.ops)} ops")
     for index, stage in enumerate(program.stages):
-        runs = ", ".join(run.template + (f" x {run.count}" if run.count > 1 else "") for run in stage.runs)
-        click.echo(f"stage {index}: {runs} | {stage.step}")
+        click.echo(f"stage {index}: {shown_runs(stage.runs)} | {stage.step}")
 
 
 def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
