@@ -33,7 +33,29 @@ Config = dict[str, Any]
 
 SIZES = st.sampled_from((1, 1, 1, 2, 2, 4, 8, 3))
 ODD: SearchStrategy[Any] = st.sampled_from(
-    (0, -1, 5, 7, 64, 1000, 10**6, 10**9, 10**9 + 1, 2**63, 10**30, True, None, "2", "", 1.0, 2.5, nan, float("inf"), [2], {})
+    (
+        0,
+        -1,
+        5,
+        7,
+        64,
+        1000,
+        10**6,
+        10**9,
+        10**9 + 1,
+        2**63,
+        10**30,
+        True,
+        None,
+        "2",
+        "",
+        1.0,
+        2.5,
+        nan,
+        float("inf"),
+        [2],
+        {},
+    )
 )
 USUAL: Mapping[str, SearchStrategy[Any]] = MappingProxyType(
     {
