@@ -30,11 +30,26 @@ class Ports:
 
 
 @attrs.frozen
+class Group:
+    """A fused kernel: ops that run as one. They stay in the graph, so what no longer crosses memory can be derived.
+
+    name: unique among the graph's groups; rule: which fusion rule made it; members: op names in program order;
+    kernels: launches; efficiency: part of the reachable HBM rate that the kernel gets.
+    """
+
+    name: str
+    rule: str
+    members: tuple[str, ...]
+    kernels: int = 1
+    efficiency: float = 1.0
+
+
+@attrs.frozen
 class Graph:
     """Ops in program order, forward before backward before step.
 
     outputs: tensors that somebody outside reads (the stream, its gradient, parameter gradients, new state).
-    facts: which lowering steps have run ("placed", "backward", "recompute").
+    facts: which lowering steps have run ("placed", "backward", "recompute"). groups: fused kernels, disjoint.
     """
 
     name: str
@@ -42,6 +57,7 @@ class Graph:
     outputs: tuple[Tensor, ...] = ()
     ports: Ports = Ports()
     facts: frozenset[str] = frozenset()
+    groups: tuple[Group, ...] = ()
 
     @cached_property
     def by_name(self) -> MappingProxyType[str, Op]:
@@ -102,6 +118,16 @@ class Graph:
         backward = {t.name for op in self.phase(Phase.BACKWARD) for t in op.inputs}
         forward = {t.name: t for op in self.phase(Phase.FORWARD) for t in (*op.inputs, *op.outputs)}
         return tuple(t for name, t in forward.items() if name in backward and t.kind is Kind.ACT)
+
+    @cached_property
+    def group_of(self) -> MappingProxyType[str, Group]:
+        """The fused kernel of each op that is in one, by op name."""
+        return MappingProxyType({name: group for group in self.groups for name in group.members})
+
+    @cached_property
+    def positions(self) -> MappingProxyType[str, int]:
+        """Position of each op by name."""
+        return MappingProxyType({op.name: i for i, op in enumerate(self.ops)})
 
     @cached_property
     def axes(self) -> tuple[Axis, ...]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import attrs
 
 from stepgraph.errors import did_you_mean
-from stepgraph.ir.graph import Graph, Ports
+from stepgraph.ir.graph import Graph, Group, Ports
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.tensor import Tensor
 
@@ -34,6 +34,19 @@ class Seam:
     left: str
     right: str
     count: int
+
+
+LEFT, RIGHT = "left.", "right."
+"""Prefixes of the ops of both neighbours in the graph of a seam."""
+
+
+@attrs.frozen
+class SeamGroups:
+    """Fused kernels that span the seam between two templates; members are named in the seam's graph."""
+
+    left: str
+    right: str
+    groups: tuple[Group, ...]
 
 
 @attrs.frozen
@@ -85,13 +98,15 @@ class Program:
     """One training step: templates and the stages that run them.
 
     stages: in the order in which the stream passes them, stage v on the rank that it names.
-    microbatches: how often per step a stage runs its templates; the step template runs once.
+    microbatches: how often per step a stage runs its templates; the step template runs once. seam_groups: kernels
+    that span two neighbouring layers.
     """
 
     name: str
     templates: tuple[Graph, ...]
     stages: tuple[Stage, ...]
     microbatches: int = 1
+    seam_groups: tuple[SeamGroups, ...] = ()
 
     @cached_property
     def by_name(self) -> MappingProxyType[str, Graph]:
