@@ -1,4 +1,4 @@
-"""What changed between two graphs: ops matched by name, and what is different about each, in words.
+"""What changed between two graphs: ops matched by name, and what is different about each, in words; kernels likewise.
 
 The comparison is the text form's: an operand is compared by name, a tensor's description where it enters or is made. So
 one edited tensor is one line, not one line per reader.
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op
-from stepgraph.ir.text import described, entering, header_fields, op_fields, op_line
+from stepgraph.ir.text import described, entering, header_fields, kernel_line, op_fields, op_line
 from stepgraph.ir.words import tensor_word, word
 
 
@@ -44,7 +44,8 @@ class GraphDiff:
     """From one graph to another; false when nothing differs.
 
     added, removed: ops. changed: ops of the same name with their edits. graph: edits of what stands around the ops
-    (name, facts, mesh, ports, entering tensors, outputs, order). order: names of all ops in either, merged.
+    (name, facts, mesh, ports, entering tensors, outputs, order). order: names of all ops in either, merged. grouped,
+    ungrouped: fused kernels that only `b` or only `a` has; one that differs in anything is in both.
     """
 
     added: tuple[Op, ...] = ()
@@ -52,9 +53,11 @@ class GraphDiff:
     changed: tuple[Change, ...] = ()
     graph: tuple[Edit, ...] = ()
     order: tuple[str, ...] = ()
+    grouped: tuple[Group, ...] = ()
+    ungrouped: tuple[Group, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed or self.graph)
+        return any((self.added, self.removed, self.changed, self.graph, self.grouped, self.ungrouped))
 
     def __str__(self) -> str:
         if not self:
@@ -63,7 +66,16 @@ class GraphDiff:
         lines |= {op.name: [f"+ {op_line(op)}"] for op in self.added}
         lines |= {change.name: [f"~ {change}"] for change in self.changed}
         around = [f"~ graph: {edit}" for edit in self.graph]
-        return "\n".join([*around, *(line for name in self.order for line in lines.get(name, ()))])
+        inside = (line for name in self.order for line in lines.get(name, ()))
+        return "\n".join([*around, *inside, *self._kernel_lines()])
+
+    def _kernel_lines(self) -> Iterator[str]:
+        """Kernels that are gone, then new ones; what is new under an old name stands below the old one."""
+        lines: dict[str, list[str]] = {}
+        for sign, groups in (("-", self.ungrouped), ("+", self.grouped)):
+            for group in groups:
+                lines.setdefault(group.name, []).append(f"{sign} {kernel_line(group)}")
+        return (line for found in lines.values() for line in found)
 
 
 def diff(a: Graph, b: Graph) -> GraphDiff:
@@ -77,7 +89,10 @@ def diff(a: Graph, b: Graph) -> GraphDiff:
     changes = [Change(after.name, _edits(_op_texts(before), _op_texts(after))) for before, after in pairs]
     changed = tuple(change for change in changes if change.edits)
     around = _edits(_graph_texts(a), _graph_texts(b)) + _reordered(a, b)
-    return GraphDiff(added, removed, changed, around, tuple(_merged(a, b)))
+    before, after = frozenset(a.groups), frozenset(b.groups)
+    grouped = tuple(group for group in b.groups if group not in before)
+    ungrouped = tuple(group for group in a.groups if group not in after)
+    return GraphDiff(added, removed, changed, around, tuple(_merged(a, b)), grouped, ungrouped)
 
 
 def _edits(before: dict[str, str], after: dict[str, str]) -> tuple[Edit, ...]:
@@ -106,13 +121,15 @@ def _graph_texts(graph: Graph) -> dict[str, str]:
 
 
 def _reordered(a: Graph, b: Graph) -> tuple[Edit, ...]:
-    """The first place where the ops that both graphs have stand in another order."""
-    before = [op.name for op in a.ops if op.name in b.by_name]
-    after = [op.name for op in b.ops if op.name in a.by_name]
-    moved = [i for i, (old, new) in enumerate(zip(before, after, strict=False)) if old != new]
-    if not moved:
-        return ()
-    return (Edit("order from here", word(before[moved[0]]), word(after[moved[0]])),)
+    """The first places where ops, or kernels, that both graphs have stand in another order."""
+    ops = _first_moved("order from here", [op.name for op in a.ops], [op.name for op in b.ops])
+    return ops + _first_moved("kernels from here", [g.name for g in a.groups], [g.name for g in b.groups])
+
+
+def _first_moved(field: str, before: list[str], after: list[str]) -> tuple[Edit, ...]:
+    old_names, new_names = set(before), set(after)
+    pairs = zip((n for n in before if n in new_names), (n for n in after if n in old_names), strict=False)
+    return next(((Edit(field, word(old), word(new)),) for old, new in pairs if old != new), ())
 
 
 def _merged(a: Graph, b: Graph) -> Iterator[str]:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import attrs
 
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
@@ -78,10 +78,14 @@ class OpNote:
     tooltip: str = ""
 
 
-def op_attributes(op: Op, short: str, note: OpNote | None) -> dict[str, str]:
+CHANGED_STYLE = MappingProxyType({"color": "#111827", "penwidth": "3"})
+"""Rim of an op that the caller calls changed."""
+
+
+def op_attributes(op: Op, short: str, note: OpNote | None, *, changed: bool = False) -> dict[str, str]:
     """DOT attributes of an op's node: collectives are hexagons, views small and grey, what runs again has a dashed rim.
 
-    short: the name to show. Raises: UnknownKindError.
+    short: the name to show. changed: with a thick rim. Raises: UnknownKindError.
     """
     attributes = {
         "label": _op_label(op, short, note),
@@ -95,7 +99,7 @@ def op_attributes(op: Op, short: str, note: OpNote | None) -> dict[str, str]:
         attributes |= {"color": "#d1d5db", "fontcolor": QUIET, "fontsize": "9", "margin": "0.06,0.03"}
     if op.role in _MARKS:
         attributes |= {"style": "filled,dashed" if _moves(op) else "filled,rounded,dashed", "penwidth": "1.5"}
-    return attributes
+    return {**attributes, **CHANGED_STYLE} if changed else attributes
 
 
 def stream_attributes(tensor: Tensor) -> dict[str, str]:
@@ -117,10 +121,31 @@ def box_attributes(name: str, *, inner: bool) -> dict[str, str]:
     return attributes | {"fillcolor": "#fafafa", "fontsize": "14"}
 
 
+KERNEL_COLOUR = "#9333ea"
+"""Of the box around a fused kernel; no rule's fill is near it."""
+
+
+def kernel_attributes(group: Group) -> dict[str, str]:
+    """DOT attributes of the box around a fused kernel: dashed, rounded, titled with the rule."""
+    launches = f", {group.kernels} launches" if group.kernels != 1 else ""
+    title = (group.rule or group.name) + launches
+    room = "&#160;" * (2 * len(title))  # makes the box wide enough for a title beside the trunk, not on it
+    return {
+        "label": _html([f'{room}<font color="{KERNEL_COLOUR}">{_text(title)}</font>']),
+        "labeljust": "r",
+        "fontsize": "10",
+        "style": "rounded,dashed",
+        "color": KERNEL_COLOUR,
+        "penwidth": "2",
+        "tooltip": tooltip(f"one kernel: {', '.join(group.members)}"),
+    }
+
+
 def heading(title: str, graph: Graph, notes: Mapping[str, OpNote]) -> str:
     """The graph's own label: the title, and a patch with the name of every rule whose colour is in use."""
     shown = {row_of(op.kind).rule for op in graph.ops if _fill(op, notes.get(op.name)) == _fill(op, None)}
     patches = "".join(_patch(rule) for rule in Rule if rule in shown)
+    patches += _KERNEL_PATCH if graph.groups else ""
     rows = [f"<b>{_text(title)}</b>"] if title else []
     rows += [f'<table border="0" cellspacing="4" cellpadding="1"><tr>{patches}</tr></table>'] if patches else []
     cells = "".join(f"<tr><td>{row}</td></tr>" for row in rows)
@@ -195,6 +220,9 @@ def _fill(op: Op, note: OpNote | None) -> str:
 def _patch(rule: Rule) -> str:
     patch = f'<td bgcolor="{RULE_FILLS[rule]}" width="18" height="12" fixedsize="true"></td>'
     return f"{patch}<td>{_small(_RULE_WORDS[rule])}</td>"
+
+
+_KERNEL_PATCH = f'<td><font color="{KERNEL_COLOUR}"><b>- - -</b></font></td><td><font point-size="9" color="{QUIET}">one kernel</font></td>'
 
 
 def _html(lines: Iterable[str]) -> str:

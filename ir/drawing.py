@@ -1,7 +1,8 @@
 """A graph as a picture: DOT text in the ladder layout.
 
 Forward runs down in one column, backward runs up in the column beside it, and every op faces what belongs to it. One box
-per module; saved tensors are dashed lines between the columns; parameters are not drawn.
+per module, in it a dashed one per fused kernel; a kernel with ops of several modules stands between their boxes. Saved
+tensors are dashed lines between the columns; parameters are not drawn.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+import attrs
 
 from stepgraph.errors import refuse
 from stepgraph.ir.dotlabels import (
@@ -20,6 +23,7 @@ from stepgraph.ir.dotlabels import (
     box_attributes,
     edge_tooltip,
     heading,
+    kernel_attributes,
     op_attributes,
     stream_attributes,
     tooltip,
@@ -48,26 +52,44 @@ __all__ = ["OpNote", "to_dot"]
 Notes = Mapping[str, OpNote]
 
 
-def to_dot(graph: Graph, *, notes: Notes | None = None, title: str = "", max_ops: int = 400) -> str:
+def to_dot(
+    graph: Graph,
+    *,
+    notes: Notes | None = None,
+    title: str = "",
+    max_ops: int = 400,
+    changed: frozenset[str] = frozenset(),
+) -> str:
     """The graph as DOT text; the same graph gives the same text.
 
     notes: by op name, what the caller knows about an op and wants shown. title: above the picture, with the legend of
-    colours. max_ops: larger graphs are refused, because nobody can read them and the layout takes long.
+    colours. max_ops: larger graphs are refused, because nobody can read them and the layout takes long. changed: ops to
+    give a thick rim, for pictures side by side.
 
     Raises: InputError (too-many-ops); UnknownKindError for an op of a kind without a row.
     """
     if len(graph.ops) > max_ops:
         raise _too_many(graph, max_ops)
-    drawing = _canvas(graph, notes or {}, title)
+    look = _Look(graph, notes or {}, changed)
+    drawing = _canvas(graph, look.notes, title)
     for phase in Phase:
         if graph.phase(phase):
-            _draw_column(drawing, graph, phase, notes or {})
+            _draw_column(drawing, look, phase)
     edges = edges_of(graph)
     for rung in rungs_of(graph, edges):
         _draw_rung(drawing, rung)
     for edge in edges:
         drawing.edge(*edge.downward, **_edge_attributes(edge))
     return str(drawing.source)
+
+
+@attrs.frozen
+class _Look:
+    """What decides how an op looks."""
+
+    graph: Graph
+    notes: Notes
+    changed: frozenset[str]
 
 
 def _too_many(graph: Graph, max_ops: int) -> Exception:
@@ -85,19 +107,19 @@ def _canvas(graph: Graph, notes: Notes, title: str) -> Digraph:
     return drawing
 
 
-def _draw_column(drawing: Digraph, graph: Graph, phase: Phase, notes: Notes) -> None:
+def _draw_column(drawing: Digraph, look: _Look, phase: Phase) -> None:
     """One cluster per phase; in it the streams, and one cluster per module in the order of first use."""
     with drawing.subgraph(name=f"cluster_{phase.value}") as column:
         column.attr(**box_attributes(phase.value, inner=False))
-        for node, attributes in _streams(graph, phase):
+        for node, attributes in _streams(look.graph, phase):
             column.node(node, **attributes)
-        for box, ops in _boxes(graph.phase(phase)).items():
+        for box, ops in _boxes(look.graph, phase).items():
             if box in ("", phase.value):  # a box inside an equal box says nothing
-                _draw_ops(column, ops, box, notes)
+                _draw_ops(column, ops, box, look)
                 continue
             with column.subgraph(name=f"cluster_{phase.value}_{op_id(box)}") as module:
                 module.attr(**box_attributes(box, inner=True))
-                _draw_ops(module, ops, box, notes)
+                _draw_ops(module, ops, box, look)
 
 
 def _streams(graph: Graph, phase: Phase) -> Iterator[tuple[str, dict[str, str]]]:
@@ -107,10 +129,14 @@ def _streams(graph: Graph, phase: Phase) -> Iterator[tuple[str, dict[str, str]]]
                 yield node_id(tensor.name), stream_attributes(tensor)
 
 
-def _boxes(ops: tuple[Op, ...]) -> dict[str, list[Op]]:
+def _boxes(graph: Graph, phase: Phase) -> dict[str, list[Op]]:
+    """Ops by the box that they stand in; those of a kernel with ops of several modules stand in none."""
+    torn = {group.name for group in graph.groups if len({_box_of(graph[name]) for name in group.members}) > 1}
     boxes: dict[str, list[Op]] = {}
-    for op in ops:
-        boxes.setdefault(_box_of(op), []).append(op)
+    for op in graph.phase(phase):
+        group = graph.group_of.get(op.name)
+        box = "" if group and group.name in torn else _box_of(op)
+        boxes.setdefault(box, []).append(op)
     return boxes
 
 
@@ -120,10 +146,27 @@ def _box_of(op: Op) -> str:
     return op.name[: start + len(op.module)] if op.module and start >= 0 else op.module
 
 
-def _draw_ops(target: Digraph, ops: list[Op], box: str, notes: Notes) -> None:
+def _draw_ops(target: Digraph, ops: list[Op], box: str, look: _Look) -> None:
+    """Ops of a box, those of a kernel together where its first one stands."""
+    kernels: dict[str, list[Op]] = {}
     for op in ops:
-        short = op.name.removeprefix(f"{box}.") if box else op.name
-        target.node(op_id(op.name), **op_attributes(op, short, notes.get(op.name)))
+        group = look.graph.group_of.get(op.name)
+        kernels.setdefault(f"kernel {group.name}" if group else f"op {op.name}", []).append(op)
+    for members in kernels.values():
+        group = look.graph.group_of.get(members[0].name)
+        if group is None:
+            _draw_op(target, members[0], box, look)
+            continue
+        with target.subgraph(name=f"cluster_kernel_{op_id(group.name)}") as kernel:
+            kernel.attr(**kernel_attributes(group))
+            for op in members:
+                _draw_op(kernel, op, box, look)
+
+
+def _draw_op(target: Digraph, op: Op, box: str, look: _Look) -> None:
+    short = op.name.removeprefix(f"{box}.") if box else op.name
+    note = look.notes.get(op.name)
+    target.node(op_id(op.name), **op_attributes(op, short, note, changed=op.name in look.changed))
 
 
 def _draw_rung(drawing: Digraph, rung: tuple[str, ...]) -> None:

@@ -120,6 +120,11 @@ class Graph:
         return tuple(t for name, t in forward.items() if name in backward and t.kind is Kind.ACT)
 
     @cached_property
+    def output_names(self) -> frozenset[str]:
+        """Names of the tensors that somebody outside reads."""
+        return frozenset(t.name for t in self.outputs)
+
+    @cached_property
     def group_of(self) -> MappingProxyType[str, Group]:
         """The fused kernel of each op that is in one, by op name."""
         return MappingProxyType({name: group for group in self.groups for name in group.members})

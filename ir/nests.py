@@ -70,7 +70,7 @@ def _letters(op: Op, row: Row) -> Iterator[Problem]:
         if len(letters) != len(tensor.dims):
             yield "letters", f"{shown(tensor)}, expected {len(letters)} letters as in the loop nest {letters!r}"
     known = {letter for letters in reads for letter in letters}
-    if row.spec or not reads:
+    if row.spec or row.spreads or not reads:
         return
     for letters, tensor in zip(writes, op.outputs, strict=True):
         if not known.issuperset(letters):

@@ -1,4 +1,4 @@
-"""Pieces of the text form: reads one tensor or one op from a line, given the axes of the mesh."""
+"""Pieces of the text form: reads one tensor, one op or one fused kernel from a line, given the axes of the mesh."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from stepgraph.ir.graph import Group
 from stepgraph.ir.op import Attr, Op, Phase
 from stepgraph.ir.tensor import Axis, Kind, Place, Placement, Tensor
 from stepgraph.ir.words import FIELDS, Line, default_kind
@@ -15,6 +16,7 @@ T = TypeVar("T")
 Axes = Mapping[str, Axis]
 
 _KINDS = tuple(kind.value for kind in Kind)
+_KERNEL_FIELDS = ("rule", "launches", "efficiency")
 
 
 @attrs.frozen
@@ -201,3 +203,31 @@ def _split(line: Line) -> tuple[str, str]:
     axis = line.word("a mesh axis, as in tp:h")
     line.need(":")
     return axis, "+" if line.accept("+") else line.word("a letter or '+'")
+
+
+def kernel_line(line: Line) -> Group:
+    """Read a fused kernel, what follows `kernel`, to the end of its line. Raises: TextError."""
+    name = line.word("the kernel's name")
+    line.need("=")
+    members: list[str] = []
+    fields: dict[str, Any] = {}
+    while not line.done():
+        column, text = line.here(), line.word("an op's name, or rule=, launches= or efficiency=")
+        if not line.accept("="):
+            members.append(text)
+            continue
+        if text not in _KERNEL_FIELDS or text in fields:
+            raise line.error(f"each of these once: {', '.join(_KERNEL_FIELDS)}", column)
+        fields[text] = _kernel_field(line, text)
+    return Group(name, fields.get("rule", ""), tuple(members), fields.get("launches", 1), fields.get("efficiency", 1.0))
+
+
+def _kernel_field(line: Line, key: str) -> str | float:
+    if key == "rule":
+        return line.word("the fusion rule's name")
+    if key == "launches":
+        return line.integer("how many launches")
+    column, part = line.here(), line.value()
+    if isinstance(part, (str, bool)):
+        raise line.error("a number: the part of the HBM rate", column)
+    return float(part)

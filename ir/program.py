@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import attrs
 
-from stepgraph.errors import did_you_mean
+from stepgraph.errors import did_you_mean, refuse
 from stepgraph.ir.graph import Graph, Group, Ports
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.tensor import Tensor
@@ -42,7 +42,11 @@ LEFT, RIGHT = "left.", "right."
 
 @attrs.frozen
 class SeamGroups:
-    """Fused kernels that span the seam between two templates; members are named in the seam's graph."""
+    """Fused kernels that span the seam between two templates.
+
+    Members are named as in the seam's graph, `left.x` and `right.y`. So may the group be; written out, its name is
+    changed as theirs are, and a name without a prefix gets that of the left layer.
+    """
 
     left: str
     right: str
@@ -124,6 +128,11 @@ class Program:
         """The stages that a pipeline rank runs, in the order of the stream; one unless the pipeline is interleaved."""
         return tuple(stage for stage in self.stages if stage.rank == rank)
 
+    def groups_between(self, left: str, right: str) -> tuple[Group, ...]:
+        """The kernels that span the seam of two templates, named as in the seam's graph."""
+        found = [seam.groups for seam in self.seam_groups if (seam.left, seam.right) == (left, right)]
+        return tuple(group for groups in found for group in groups)
+
     def unroll(self, stage: int = 0) -> Graph:
         """One stage as one long graph: forward of all its layers, backward in reverse, then the step."""
         return unroll(self, self.stages[stage], f"{self.name}.stage{stage}")
@@ -132,17 +141,62 @@ class Program:
 def unroll(program: Program, stage: Stage, name: str) -> Graph:
     """Write a stage out: every layer under its own prefix, streams and gradients joined at the seams.
 
-    A table that both ends share appears once per end, each with its part of the gradient.
+    Kernels come along: those of the templates once per layer, those of a seam once per adjacent pair. A table that both
+    ends share appears once per end, each with its part of the gradient.
     """
-    layers = [_prefixed(program[t], f"L{i}.") for i, t in enumerate(stage.instances)]
+    prefixes = [f"L{i}." for i in range(len(stage.instances))]
+    layers = [_prefixed(program[t], prefix) for t, prefix in zip(stage.instances, prefixes, strict=True)]
+    spanning = [
+        _spanning(group, before, after)
+        for (left, right), (before, after) in zip(pairwise(stage.instances), pairwise(prefixes), strict=True)
+        for group in program.groups_between(left, right)
+    ]
+    return _joined(name, layers, spanning, program[stage.step])
+
+
+def seam_graph(program: Program, left: str, right: str) -> Graph:
+    """Two neighbouring layers as one graph, which is where a kernel that spans both is looked for and measured.
+
+    Ops, tensors and kernels of the templates have the prefixes LEFT and RIGHT, also when both are one template. The
+    kernels of this seam that the program has already are there too, under their own names.
+
+    Raises: KeyError for an unknown template; InputError (no-seam) when the left one hands nothing to the right one.
+    """
+    layers = [_prefixed(program[left], LEFT), _prefixed(program[right], RIGHT)]
+    name = f"{left} -> {right}"
+    if not (layers[0].ports.leaves and layers[1].ports.enters):
+        raise refuse("no-seam", name, f"no stream leaves {left} and enters {right}", "templates that can be neighbours")
+    return _joined(name, layers, program.groups_between(left, right), None)
+
+
+def _joined(name: str, layers: list[Graph], spanning: Sequence[Group], step: Graph | None) -> Graph:
     joins = _joins(layers)
-    step = program[stage.step]
     forward = [op for layer in layers for op in layer.phase(Phase.FORWARD)]
     backward = [op for layer in reversed(layers) for op in layer.phase(Phase.BACKWARD)]
-    ops = tuple(_renamed(op, joins) for op in (*forward, *backward)) + step.ops
     inside = {t.name for t in joins.values()}
-    outputs = tuple(t for layer in layers for t in layer.outputs if t.name not in inside) + step.outputs
-    return Graph(name, ops, outputs, _outer_ports(layers), _common_facts(layers))
+    parts = (*layers, step) if step else layers
+    ops = tuple(_renamed(op, joins) for op in (*forward, *backward)) + (step.ops if step else ())
+    outputs = tuple(t for part in parts for t in part.outputs if part is step or t.name not in inside)
+    groups = (*(group for part in parts for group in part.groups), *spanning)
+    joined = Graph(name, ops, outputs, _outer_ports(layers), _common_facts(layers), groups)
+    return _with_sorted_groups(joined) if groups else joined
+
+
+def _with_sorted_groups(graph: Graph) -> Graph:
+    """Groups in the order of their first members, which do not say from which layer they came."""
+    groups = sorted(graph.groups, key=lambda group: [graph.positions.get(name, -1) for name in group.members[:1]])
+    return attrs.evolve(graph, groups=tuple(groups))
+
+
+def _spanning(group: Group, before: str, after: str) -> Group:
+    """A seam's group between two layers: `left.` and `right.` become the prefixes of both."""
+
+    def renamed(name: str) -> str:
+        if name.startswith(RIGHT):
+            return after + name.removeprefix(RIGHT)
+        return before + name.removeprefix(LEFT)
+
+    return attrs.evolve(group, name=renamed(group.name), members=tuple(map(renamed, group.members)))
 
 
 def _outer_ports(layers: list[Graph]) -> Ports:
@@ -178,13 +232,21 @@ def _renamed(op: Op, joins: dict[str, Tensor]) -> Op:
 
 
 def _prefixed(graph: Graph, prefix: str) -> Graph:
+    renamed: dict[int, Tensor] = {}  # a tensor is one object wherever it is read, and renamed once
+
     def tensor(t: Tensor) -> Tensor:
-        return attrs.evolve(t, name=prefix + t.name)
+        if id(t) not in renamed:
+            renamed[id(t)] = attrs.evolve(t, name=prefix + t.name)
+        return renamed[id(t)]
 
     def op(o: Op) -> Op:
         inputs, outputs = tuple(map(tensor, o.inputs)), tuple(map(tensor, o.outputs))
         of = prefix + o.of if o.of else ""
         return attrs.evolve(o, name=prefix + o.name, inputs=inputs, outputs=outputs, of=of)
 
+    def group(g: Group) -> Group:
+        return attrs.evolve(g, name=prefix + g.name, members=tuple(prefix + name for name in g.members))
+
     ports = Ports(*(prefix + port if port else "" for port in attrs.astuple(graph.ports)))
-    return Graph(prefix + graph.name, tuple(map(op, graph.ops)), tuple(map(tensor, graph.outputs)), ports, graph.facts)
+    ops, groups = tuple(map(op, graph.ops)), tuple(map(group, graph.groups))
+    return Graph(prefix + graph.name, ops, tuple(map(tensor, graph.outputs)), ports, graph.facts, groups)

@@ -13,10 +13,10 @@ from typing import TypeVar
 import attrs
 
 from stepgraph.errors import did_you_mean
-from stepgraph.ir.graph import Graph, Ports
+from stepgraph.ir.graph import Graph, Group, Ports
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.pieces import Made, Read, made_tensor, new_axis, one_of, op_line, read_tensor, until_end
-from stepgraph.ir.program import Program, Run, Stage
+from stepgraph.ir.pieces import Made, Read, kernel_line, made_tensor, new_axis, one_of, op_line, read_tensor, until_end
+from stepgraph.ir.program import Program, Run, SeamGroups, Stage
 from stepgraph.ir.tensor import Axis, Tensor
 from stepgraph.ir.words import Line, TextError
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _PHASES = tuple(phase.value for phase in Phase)
 _PORTS = tuple(field.name for field in attrs.fields(Ports))
-_HEADS = ("graph", "facts", "mesh", "ports", "inputs", *_PHASES, "outputs")
+_HEADS = ("graph", "facts", "mesh", "ports", "inputs", *_PHASES, "kernel", "outputs")
 
 
 def parse(text: str) -> Graph:
@@ -43,9 +43,11 @@ def parse_program(text: str) -> Program:
     lines = _lines(text, "'program NAME'")
     name = _title(lines[0], "program")
     starts = [i for i, line in enumerate(lines) if _begins_graph(line)] + [len(lines)]
-    microbatches, stages = _program_header(lines[1 : starts[0]])
+    head = _ProgramHead()
+    for line in lines[1 : starts[0]]:
+        _take_program_line(head, line)
     templates = tuple(_graph(lines[i:j]) for i, j in pairwise(starts))
-    return Program(name, templates, stages, microbatches)
+    return Program(name, templates, tuple(head.stages), head.microbatches, tuple(head.seams))
 
 
 @attrs.define
@@ -58,6 +60,7 @@ class _Draft:
     ports: Ports = attrs.Factory(Ports)
     tensors: dict[str, Tensor] = attrs.Factory(dict)
     ops: list[tuple[Op, tuple[Read, ...]]] = attrs.Factory(list)
+    groups: list[Group] = attrs.Factory(list)
     outputs: tuple[Read, ...] = ()
     section: str = ""
 
@@ -70,7 +73,7 @@ class _Draft:
     def finish(self) -> Graph:
         """Resolve what is read. Raises: TextError for a tensor that nothing defines."""
         ops = tuple(attrs.evolve(op, inputs=self._resolved(reads)) for op, reads in self.ops)
-        return Graph(self.name, ops, self._resolved(self.outputs), self.ports, self.facts)
+        return Graph(self.name, ops, self._resolved(self.outputs), self.ports, self.facts, tuple(self.groups))
 
     def _resolved(self, reads: tuple[Read, ...]) -> tuple[Tensor, ...]:
         for read in reads:
@@ -136,6 +139,8 @@ def _take(draft: _Draft, line: Line) -> None:
         raise line.error("one graph only", 0)
     elif head in ("inputs", *_PHASES):
         draft.section = _whole(line, lambda: head)
+    elif head == "kernel":
+        draft.groups.append(kernel_line(line))
     else:
         _take_header(draft, line, head)
 
@@ -169,19 +174,38 @@ def _port(line: Line) -> tuple[str, str]:
     return key, line.tensor_word()
 
 
-def _program_header(lines: Sequence[Line]) -> tuple[int, tuple[Stage, ...]]:
-    microbatches = 1
-    stages: list[Stage] = []
-    for line in lines:
-        head = _head(line, ("microbatches", "stage"))
-        if head is None:
-            raise line.error("one of: microbatches, stage, graph")
-        if head == "stage":
-            stages.append(_stage(line, len(stages)))
-        else:
-            microbatches = line.integer("how many micro-batches")
-        line.need_end()
-    return microbatches, tuple(stages)
+@attrs.define
+class _ProgramHead:
+    """What stands above a program's templates, while it is being read."""
+
+    microbatches: int = 1
+    stages: list[Stage] = attrs.Factory(list)
+    seams: list[SeamGroups] = attrs.Factory(list)
+
+
+_PROGRAM_HEADS = ("microbatches", "stage", "seam", "kernel")
+
+
+def _take_program_line(head: _ProgramHead, line: Line) -> None:
+    keyword = _head(line, _PROGRAM_HEADS)
+    if keyword is None:
+        raise line.error(f"one of: {', '.join(_PROGRAM_HEADS)}, graph")
+    if keyword == "stage":
+        head.stages.append(_stage(line, len(head.stages)))
+    elif keyword == "seam":
+        head.seams.append(SeamGroups(line.word("the left template"), line.word("the right template"), ()))
+    elif keyword == "kernel":
+        _take_seam_kernel(head, line)
+    else:
+        head.microbatches = line.integer("how many micro-batches")
+    line.need_end()
+
+
+def _take_seam_kernel(head: _ProgramHead, line: Line) -> None:
+    if not head.seams:
+        raise line.error("'seam LEFT RIGHT' above a kernel", 0)
+    seam = head.seams[-1]
+    head.seams[-1] = attrs.evolve(seam, groups=(*seam.groups, kernel_line(line)))
 
 
 def _stage(line: Line, index: int) -> Stage:

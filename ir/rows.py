@@ -58,7 +58,8 @@ class Row:
 
     spec: its loop nest, einsum-like; "" means that the operands' own letters say it. whole: letters that no axis may
     split. inner: letters that may be split although the op then pays collectives of its own. linear: a pending sum
-    may pass through. passes: operands that receive the output's gradient as it is. grads: its backward ops.
+    may pass through. passes: operands that receive the output's gradient as it is. spreads: a result may have letters
+    of no operand, as the gradient of what a sum or a view took away has. grads: its backward ops.
     """
 
     kind: str
@@ -73,6 +74,7 @@ class Row:
     commutative: bool = False
     flops: Flops = Flops.NONE
     passes: tuple[int, ...] = ()
+    spreads: bool = False
     grads: tuple[Grad, ...] = ()
 
     @property

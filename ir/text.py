@@ -8,12 +8,13 @@
       %T : DTYPE[LETTER/AXIS=SIZE ...] sum(AXIS,...) part(K/N) KIND
     forward | backward | step
       %T : ..., %T : ... = OP_KIND(%T, ...) as NAME FIELDS KEY=VALUE ...
+    kernel NAME = OP OP ... rule=RULE launches=COUNT efficiency=PART
     outputs %T ...
 
 FIELDS: at=AXIS:LETTER,... group=AXIS+AXIS of=OP role=ROLE module=MODULE origin=ORIGIN, in this order.
 A tensor is described where it enters or is made, with its global sizes and with its kind when that is not the usual one
 there (forward act, backward grad, step state), and is named where it is read. Defaults are left out; `as NAME` is left
-out when the first output carries the op's name. What stands after ` ; ` is for people and is not read back.
+out when the first output carries the op's name. A kernel line is a fused kernel, its ops by name. What stands after ` ; ` is for people and is not read back.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.program import Program, Run, Stage
+from stepgraph.ir.program import Program, Run, SeamGroups, Stage
 from stepgraph.ir.reader import parse, parse_program
 from stepgraph.ir.tensor import Axis, Tensor
 from stepgraph.ir.words import TextError, attr_key, default_kind, tensor_word, value, word
 
-__all__ = ["dump", "parse", "dump_program", "parse_program", "TextError", "op_line", "op_fields"]
+__all__ = ["dump", "parse", "dump_program", "parse_program", "TextError", "op_line", "op_fields", "kernel_line"]
 
 Columns = Mapping[str, Sequence[object]]
 """Numbers to show beside the ops: by heading, one entry per op in program order."""
@@ -48,12 +49,13 @@ def dump(graph: Graph, columns: Columns | None = None) -> str:
 
 
 def dump_program(program: Program) -> str:
-    """The program as text: its stages, then its templates; `parse_program` gives it back."""
+    """The program as text: stages, seams with the kernels that span them, templates; `parse_program` gives it back."""
     head = [f"program {word(program.name)}"]
     if program.microbatches != 1:
         head.append(f"microbatches {program.microbatches}")
     stages = [_stage(index, stage) for index, stage in enumerate(program.stages)]
-    return "\n".join(["\n".join([*head, *stages, ""]), *map(dump, program.templates)])
+    seams = [line for seam in program.seam_groups for line in _seam(seam)]
+    return "\n".join(["\n".join([*head, *stages, *seams, ""]), *map(dump, program.templates)])
 
 
 def op_line(op: Op) -> str:
@@ -72,6 +74,15 @@ def op_fields(op: Op) -> tuple[tuple[str, str], ...]:
     names = (("of", op.of), ("role", op.role), ("module", op.module), ("origin", op.origin))
     fields = [("at", splits), ("group", group), *((key, word(text)) for key, text in names if text)]
     return (*((k, v) for k, v in fields if v), *((attr_key(k), value(v)) for k, v in op.attrs))
+
+
+def kernel_line(group: Group) -> str:
+    """One fused kernel as it stands in the text: its ops by name, and what is not at its default."""
+    members = "".join(f" {word(name)}" for name in group.members)
+    rule = f" rule={word(group.rule)}" if group.rule else ""
+    launches = f" launches={group.kernels}" if group.kernels != 1 else ""
+    efficiency = f" efficiency={value(float(group.efficiency))}" if group.efficiency != 1 else ""
+    return f"kernel {word(group.name)} ={members}{rule}{launches}{efficiency}"
 
 
 def described(tensor: Tensor, phase: Phase | None = None) -> str:
@@ -127,6 +138,7 @@ def _body(graph: Graph, notes: Sequence[str]) -> Iterator[str]:
 
 
 def _footer(graph: Graph) -> Iterator[str]:
+    yield from map(kernel_line, graph.groups)
     if graph.outputs:
         yield f"outputs {' '.join(tensor_word(t.name) for t in graph.outputs)}"
 
@@ -158,6 +170,11 @@ def _stage(index: int, stage: Stage) -> str:
     runs = ", ".join(map(_run, stage.runs))
     rank = "" if stage.rank == index else f" rank {stage.rank}"
     return f"stage {index}{rank}:{' ' + runs if runs else ''} | {word(stage.step)}"
+
+
+def _seam(seam: SeamGroups) -> Iterator[str]:
+    yield f"seam {word(seam.left)} {word(seam.right)}"
+    yield from (f"  {kernel_line(group)}" for group in seam.groups)
 
 
 def _run(run: Run) -> str:

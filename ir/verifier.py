@@ -17,8 +17,12 @@
 | conversion, param-moved | a conversion changes what its kind says; parameters stay at home |
 | role, of | known roles; partners are forward ops of the graph |
 | backward, gradient | an op that a gradient reaches is answered as its row says |
+| group-members, group-launch | a fused kernel holds ops of the graph, in order, no other's; launches and rate make sense |
+| group-phase, group-collective | its members run in one phase, recomputed ops apart; no collective, send or receive inside |
+| group-cycle | fused kernels can run in some order: contracted, the graph has no cycle |
 | ports, outputs, facts | they name what is there, and facts are known and true |
 | stage, boundary, seam | (programs) stages name templates, hops stand at their ends, neighbours hand on one form |
+| group-seam | (programs) kernels across a seam join neighbours, and fit where a layer meets both of its own |
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from stepgraph.ir.basics import (
 from stepgraph.ir.boundaries import facts_true, outputs_exist, ports_fit, stages_fit, streams_join
 from stepgraph.ir.faults import Fault, VerifyError
 from stepgraph.ir.graph import Graph
+from stepgraph.ir.groupchecks import kernels_can_run, members_fit, nothing_moves_inside, phases_unmixed, seams_fused
 from stepgraph.ir.moves import conversions_convert
 from stepgraph.ir.nests import operands_fit, placements_follow
 from stepgraph.ir.program import Program
@@ -51,8 +56,9 @@ MOST = 20
 
 LEVELS: tuple[tuple[Callable[[Graph], Iterator[Fault]], ...], ...] = (
     (unique_op_names, tensors_made_once, tensors_agree, tensors_well_formed, axes_agree, kinds_known),
-    (phases_in_order, reads_defined, operands_fit, outputs_exist, ports_fit),
+    (phases_in_order, reads_defined, operands_fit, outputs_exist, ports_fit, members_fit),
     (placements_follow, conversions_convert, roles_known, partners_exist, forward_ops_answered, facts_true),
+    (phases_unmixed, nothing_moves_inside, kernels_can_run),
 )
 """Checks, each level relying on the one before: when one finds something, those behind it would report echoes."""
 
@@ -63,7 +69,7 @@ def verify(graph: Graph) -> None:
     A graph without the fact "placed" is not checked for placements, one without "backward" not for its backward ops.
 
     Raises: VerifyError with up to 20 problems: all of the first level of checks that finds any (names, tensors and
-    kinds; order and operands; placements, backward ops and facts).
+    kinds; order, operands and members of groups; placements, backward ops and facts; groups).
     """
     faults = tuple(islice(_faults(graph), MOST))
     if faults:
@@ -71,7 +77,8 @@ def verify(graph: Graph) -> None:
 
 
 def verify_program(program: Program) -> None:
-    """Check every template, then that stages name templates, hops stand at their ends and neighbours join.
+    """Check every template, then that stages name templates, hops stand at their ends, neighbours join and kernels
+    across seams fit.
 
     Raises: VerifyError with up to 20 problems.
     """
@@ -91,6 +98,5 @@ def _faults(graph: Graph) -> Iterator[Fault]:
 def _program_faults(program: Program) -> Iterator[Fault]:
     found = [fault for graph in program.templates for fault in _faults(graph)]
     found += list(stages_fit(program))
-    yield from found
-    if not found:
-        yield from streams_join(program)
+    found = found or list(streams_join(program))
+    yield from found or seams_fused(program)

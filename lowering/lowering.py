@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.program import Program, Run, Stage
+from stepgraph.ir.rewriting import LOGICAL, PLACED, Rewrite
 from stepgraph.ir.tensor import Axis, Tensor
+from stepgraph.lowering.applying import apply_rewrites
 from stepgraph.lowering.backward import autograd
 from stepgraph.lowering.blocks.ends import EMBEDDING_WEIGHT, embedding, head
 from stepgraph.lowering.blocks.layer import layer as layer_block
@@ -25,21 +27,24 @@ from stepgraph.lowering.splitting import split_of
 from stepgraph.lowering.stages import boundary_templates, deal_layers
 
 
-def lower(model: Model, layout: Layout) -> Program:
+def lower(model: Model, layout: Layout, rewrites: Sequence[Rewrite] = ()) -> Program:
     """The training step of a model under a layout.
 
-    Blocks emit logical forward ops -> insert_collectives -> autograd -> recompute -> stages -> the step template.
-    Equal layers are lowered once. Raises: InputError when the layout is impossible.
+    Blocks emit logical forward ops -> [rewrites, logical] -> insert_collectives -> [rewrites, placed] -> autograd ->
+    recompute -> stages -> the step template [rewrites]. Equal layers are lowered once. rewrites: in the order in which
+    they act; autograd derives the backward pass of what they leave.
+
+    Raises: InputError when the layout is impossible, or (rewrite) when a rewrite leaves a graph that is not sound.
     """
     layout, _ = resolve_layout(layout, model)
     model, _ = fit_model(model, layout)
     mesh = mesh_of(layout)
-    templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh)}
+    templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh, rewrites)}
     split = split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
     dealt = deal_layers(model.template_names, split)
     ranks = [tuple(run for runs in dealt[rank :: layout.pp] for run in runs) for rank in range(layout.pp)]
     steps = _step_templates(ranks, templates, model, layout, mesh)
-    templates.update((step.name, step) for step in steps)
+    templates.update((step.name, apply_rewrites(step, rewrites)) for step in steps)
     stages = tuple(Stage(runs, steps[v % layout.pp].name, v % layout.pp) for v, runs in enumerate(dealt))
     return Program(model.name, tuple(templates.values()), stages, layout.n_microbatches)
 
@@ -83,13 +88,14 @@ def _head(model: Model, batch: int, sequence: int, load: tuple[int, int], mtp: i
     return b.graph("head", x, head(b, model, x))
 
 
-def _micro_batch_templates(model: Model, layout: Layout, mesh: Mesh) -> list[Graph]:
+def _micro_batch_templates(model: Model, layout: Layout, mesh: Mesh, rewrites: Sequence[Rewrite]) -> list[Graph]:
     assert layout.seq is not None  # resolve_layout fills it
     batch = layout.micro_batch * layout.dp
     ends = ("embedding", "head")
     graphs = []
     for graph in logical_templates(model, batch, layout.seq, layout.load, layout.mtp):
-        placed = autograd(insert_collectives(graph, mesh), mesh, regather=bool(layout.tp_regather))
+        placed = insert_collectives(apply_rewrites(graph, rewrites, LOGICAL), mesh)
+        placed = autograd(apply_rewrites(placed, rewrites, PLACED), mesh, regather=bool(layout.tp_regather))
         graphs.append(placed if graph.name in ends else recompute(placed, layout.recompute))
     pipeline = mesh.axis("pp")
     if pipeline:

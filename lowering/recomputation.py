@@ -19,11 +19,16 @@ def recompute(graph: Graph, policy: str) -> Graph:
     Megatron-LM's checkpoint function re-runs it; only the layer's input is kept). Copies have role "recompute" and
     belong to their original; backward then reads the copies, so what is saved shrinks by itself.
     """
-    chosen = [op for op in graph.phase(Phase.FORWARD) if policy == "full" or op.kind in SELECTIVE_KINDS]
+    chosen = [op for op in graph.phase(Phase.FORWARD) if policy == "full" or _is_core_attention(op)]
     if policy == "none" or not chosen:
         return graph
     copies, renamed = _copies(chosen)
     return attrs.evolve(graph, ops=_insert(graph, copies, renamed), facts=graph.facts | {"recompute"})
+
+
+def _is_core_attention(op: Op) -> bool:
+    """One kernel, or what a rewrite made of it: its ops keep the family."""
+    return op.kind in SELECTIVE_KINDS or op.attr("family") == "sdpa"
 
 
 def _copies(chosen: list[Op]) -> tuple[list[Op], dict[str, Tensor]]:

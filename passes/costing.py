@@ -19,6 +19,10 @@ from stepgraph.passes.base import Setting
 from stepgraph.passes.collective import collective_s, comm_bytes, geometry_of, hop_s
 from stepgraph.passes.gemm import compute_s, math_dtype
 from stepgraph.passes.profiles import kernels_of, operand_bytes
+from stepgraph.passes.traffic import group_bytes, launches
+
+OWN_TIME = (Rule.GEMM, Rule.ATTENTION, Rule.TOPK)
+"""Rules whose time is not bytes over bandwidth; fusion leaves it alone."""
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -53,14 +57,41 @@ def costs(graph: Graph, setting: Setting) -> Costs:
     """Cost every op of a graph.
 
     GEMM F / (peak eta); HBM c B / (reachable beta); collectives by the ring or all-to-all rule; AdamW's 11 FLOPs per
-    parameter at the peak, as the source text has it. Raises: UnknownKindError, never a silent zero.
+    parameter at the peak, as the source text has it. A fused kernel's bytes, kernels and HBM time stand at its first
+    member. Raises: UnknownKindError, never a silent zero.
     """
     geometries: dict[tuple[Axis, ...], GroupGeometry] = {}
     found = [_cost(op, row_of(op.kind), setting, geometries) for op in graph.ops]
     columns = list(zip(*found, strict=True)) or [()] * 8
     flops, hbm, comm, kernels = (_integers(graph, column) for column in columns[:4])
     times = [np.array(column, dtype=np.float64) for column in columns[4:]]
-    return Costs(graph, flops, hbm, comm, kernels, *times)
+    unfused = Costs(graph, flops, hbm, comm, kernels, *times)
+    return apply_groups(unfused, setting) if graph.groups else unfused
+
+
+def apply_groups(cost: Costs, setting: Setting) -> Costs:
+    """Unfused costs with every fused kernel in place of its members.
+
+    Matmuls, attention and top-k keep their own time; the kernel adds HBM time for max(0, its traffic minus theirs), so
+    what they move by themselves stays inside their efficiency.
+    """
+    hbm_bytes, kernels, hbm_s = cost.hbm_bytes.copy(), cost.kernels.copy(), cost.hbm_s.copy()
+    graph, rate = cost.graph, setting.target.hbm.effective_bytes_per_s
+    for group in graph.groups:
+        members = [graph.positions[name] for name in group.members]
+        traffic = group_bytes(graph, group, setting.profile)
+        own = sum(int(cost.hbm_bytes[i]) for i in members if row_of(graph.ops[i].kind).rule in OWN_TIME)
+        run = launches(group, int(cost.kernels[members].sum()))
+        hbm_bytes[members], kernels[members], hbm_s[members] = 0, 0, 0.0
+        first = members[0]
+        hbm_bytes[first], kernels[first] = traffic, run
+        hbm_s[_streaming(graph, members)] = max(0, traffic - own) / rate / group.efficiency
+    return attrs.evolve(cost, hbm_bytes=hbm_bytes, kernels=kernels, hbm_s=hbm_s)
+
+
+def _streaming(graph: Graph, members: Sequence[int]) -> int:
+    """The member at which a kernel's HBM time is booked: the first that streams, so that it lands in its bucket."""
+    return next((i for i in members if row_of(graph.ops[i].kind).rule not in OWN_TIME), members[0])
 
 
 def _integers(graph: Graph, column: Sequence[int]) -> Ints:

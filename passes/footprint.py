@@ -14,7 +14,7 @@ def static_bytes(step: Graph, dtype: str) -> int:
     fragmentation come on top. Source: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.1.
     """
     grads = [t for t in step.inputs if t.kind is Kind.GRAD and t.name.endswith(".grads")]
-    held = {t.name: t for op in step.ops if op.kind == "adamw" for t in op.inputs if t.kind is Kind.STATE}
+    held = {t.name: t for t in step.inputs if t.kind is Kind.STATE}
     if dtype == "fp32":  # the master weights are the parameters
         held = {name: t for name, t in held.items() if not name.endswith(".master")}
     buffers = [t for t in grads if "replicated" not in t.name and "tied" not in t.name]

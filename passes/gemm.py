@@ -24,14 +24,14 @@ def role_of(op: Op) -> str:
 def gemm_shape(op: Op, row: Row) -> tuple[int, int, int]:
     """M, N, K of a contraction of A and B on one rank; of one expert's where experts are grouped.
 
-    K: letters that A and B share and the result lacks. M: letters of A in the result; N: those of B. The tokens of an
-    expert are its fraction of all.
+    K: letters that A and B share and the result lacks. M: letters of A in the result; N: those of B that A lacks, so
+    that the heads of a batched GEMM count once. The tokens of an expert are its fraction of all.
     """
     reads, writes = spec_of(op, row)
     sizes = {**extents(op, row), "E": 1}
     kept = set(writes[0])
     m = _product(reads[0], kept, sizes, op)
-    n = prod(sizes[letter] for letter in reads[1] if letter in kept)
+    n = prod(sizes[letter] for letter in reads[1] if letter in kept and letter not in reads[0])
     k = _product(reads[0], set(reads[0]) - kept, sizes, op)
     return m, n, k
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepgraph.errors import refuse
 from stepgraph.ir.op import Phase
-from stepgraph.ir.program import Program, Stage
+from stepgraph.ir.program import Program, SeamGroups, Stage, seam_graph
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.collective import hop_s
@@ -119,19 +119,39 @@ def iterate(program: Program, setting: Setting) -> Iteration:
 def cost_stages(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[StageCost, ...]:
     """Stage totals: every template once, times how often the stage runs it."""
     parts = {name: _template_parts(cost, setting) for name, cost in costed.items()}
-    totals = {stage: _stage(stage, parts) for stage in dict.fromkeys(program.stages)}
+    seams = {(seam.left, seam.right): _seam_parts(program, seam, setting) for seam in program.seam_groups}
+    totals = {stage: _stage(stage, parts, seams) for stage in dict.fromkeys(program.stages)}
     return tuple(totals[stage] for stage in program.stages)
 
 
 _Parts = tuple[Part, Part, Part, Part]
 
 
-def _stage(stage: Stage, parts: Mapping[str, _Parts]) -> StageCost:
+def _stage(stage: Stage, parts: Mapping[str, _Parts], seams: Mapping[tuple[str, str], _Parts]) -> StageCost:
+    """Sum of the stage's layers, plus what kernels across its seams change."""
     forward = backward = Part()
     for run in stage.runs:
         forward += parts[run.template][0] * run.count
         backward += parts[run.template][1] * run.count
+    for seam in stage.seams if seams else ():
+        change = seams.get((seam.left, seam.right))
+        if change is not None:
+            forward += change[0] * seam.count
+            backward += change[1] * seam.count
     return StageCost(forward, backward, *parts[stage.step][2:])
+
+
+def _seam_parts(program: Program, seam: SeamGroups, setting: Setting) -> _Parts:
+    """What the kernels across a seam change: both layers with them, minus both layers without."""
+    fused = seam_graph(program, seam.left, seam.right)
+    joined = seam_graph(attrs.evolve(program, seam_groups=()), seam.left, seam.right)
+    after, before = _template_parts(costs(fused, setting), setting), _template_parts(costs(joined, setting), setting)
+    return (
+        after[0] + before[0] * -1,
+        after[1] + before[1] * -1,
+        after[2] + before[2] * -1,
+        after[3] + before[3] * -1,
+    )
 
 
 def _template_parts(cost: Costs, setting: Setting) -> _Parts:

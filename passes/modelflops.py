@@ -112,3 +112,26 @@ def _note(op: Op, tensor: Tensor, name: str, lookups: dict[str, int], multiplied
         lookups[name] = tensor.elements
     else:
         multiplied.add(name)
+
+
+@attrs.frozen
+class Mfu:
+    """Model FLOPs utilisation against the dense peak of all devices.
+
+    active: 6 N tokens/s with the parameters that a token is multiplied with; total: 6 x all parameters, which flatters
+    sparse models; model_flops: the matmuls counted one by one, attention halved when causal.
+    """
+
+    active: float
+    total: float
+    model_flops: float
+
+
+def mfu(params: Params, flops_per_token: float, tokens_per_s: float, peak_flops_per_s: float) -> Mfu:
+    """6 N tokens/s over the peak (Kaplan et al. 2020, arXiv:2001.08361), and the same with counted FLOPs."""
+    per_parameter = 6 * tokens_per_s / peak_flops_per_s
+    return Mfu(
+        per_parameter * params.multiplied,
+        per_parameter * params.total,
+        flops_per_token * tokens_per_s / peak_flops_per_s,
+    )

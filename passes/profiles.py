@@ -13,6 +13,10 @@ import attrs
 from stepgraph.errors import did_you_mean, refuse
 from stepgraph.ir.op import Op
 from stepgraph.ir.table import UnknownKindError
+from stepgraph.passes.eagerprofile import EAGER
+from stepgraph.passes.execution import ELEMENTS_PER_LAUNCH, Execution
+
+__all__ = ["Execution", "Profile", "PROFILES", "profile_of", "operand_bytes", "passes_of", "kernels_of", "experts_of"]
 
 _PAPER = "How to Think About Asymptotic Times in Transformer Forward Passes, rule 2"
 _TE = "NVIDIA/TransformerEngine transformer_engine/common/normalization"
@@ -26,27 +30,6 @@ _PERMUTE = "NVIDIA/TransformerEngine transformer_engine/common/permutation"
 
 NORM_BLOCKS = 132
 """Thread blocks that leave a partial weight gradient each in a norm's backward: one per SM of an H100."""
-
-ELEMENTS_PER_LAUNCH = 65536 * 320
-"""What one multi-tensor launch updates: 320 blocks of 65,536 elements."""
-
-
-@attrs.frozen
-class Execution:
-    """How one kind runs.
-
-    reads, writes: HBM passes over each operand and each result; a single number stands for all of them.
-    kernels: launches of one execution; with elements_per_kernel, one per that many elements of the first operand;
-    with per_expert, so many for each local expert.
-    """
-
-    kind: str
-    reads: tuple[float, ...]
-    writes: tuple[float, ...]
-    kernels: int
-    source: str
-    elements_per_kernel: int = 0
-    per_expert: bool = False
 
 
 @attrs.frozen
@@ -82,7 +65,7 @@ SHARED = (
     Execution("grouped_linear_dx", _ONCE, _ONCE, 1, _GROUPED, per_expert=True),
     Execution("grouped_linear_dw", _ONCE, (2,), 1, f"{_GROUPED}; adds to the fp32 gradient", per_expert=True),
     Execution(
-        "topk", _ONCE, _ONCE, 3, "NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores, top-k, mask"
+        "topk", _ONCE, _FREE, 3, "NVIDIA/Megatron-LM megatron/core/transformer/moe/moe_utils.py: scores, top-k, mask"
     ),
     Execution("topk_dx", _ONCE, _ONCE, 2, "as topk: R d(scores), R scores, W d(logits)"),
     Execution("aux_loss", _ONCE, _FREE, 2, "NVIDIA/Megatron-LM moe_utils.py switch_load_balancing_loss_func: R scores"),
@@ -187,7 +170,7 @@ EXACT = (
 
 
 def _profile(name: str, own: tuple[Execution, ...]) -> Profile:
-    return Profile(name, MappingProxyType({row.kind: row for row in (*SHARED, *own)}))
+    return Profile(name, MappingProxyType({row.kind: row for row in (*SHARED, *EAGER, *own)}))
 
 
 PROFILES = MappingProxyType({"reference": _profile("reference", REFERENCE), "exact": _profile("exact", EXACT)})
@@ -204,14 +187,14 @@ def profile_of(name: str) -> Profile:
 
 def operand_bytes(op: Op, row: Execution) -> int:
     """HBM traffic of one execution: sum over operands and results of passes x bytes on this rank."""
-    reads = sum(passes * t.nbytes for passes, t in zip(_each(row.reads, op.inputs), op.inputs, strict=True) if passes)
+    reads = sum(passes * t.nbytes for passes, t in zip(passes_of(row.reads, op.inputs), op.inputs, strict=True) if passes)
     writes = sum(
-        passes * t.nbytes for passes, t in zip(_each(row.writes, op.outputs), op.outputs, strict=True) if passes
+        passes * t.nbytes for passes, t in zip(passes_of(row.writes, op.outputs), op.outputs, strict=True) if passes
     )
     return int(reads + writes)
 
 
-def _each(passes: tuple[float, ...], tensors: tuple[object, ...]) -> tuple[float, ...]:
+def passes_of(passes: tuple[float, ...], tensors: tuple[object, ...]) -> tuple[float, ...]:
     """Passes of each tensor; a result that an op may lack (AdamW's copy of fp32 parameters) has the last one."""
     return passes * len(tensors) if len(passes) == 1 else passes[: len(tensors)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -11,6 +13,7 @@ from stepgraph.errors import refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.ir.program import Program, Stage, shown_runs
+from stepgraph.ir.rewriting import Rewrite
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
@@ -21,20 +24,10 @@ from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.exchanges import Exchange, exchanges
 from stepgraph.passes.footprint import static_bytes
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
-from stepgraph.passes.modelflops import Params, count_flops, count_params
+from stepgraph.passes.modelflops import Mfu, Params, count_flops, count_params, mfu
 
-
-@attrs.frozen
-class Mfu:
-    """Model FLOPs utilisation against the dense peak of all devices.
-
-    active: 6 N tokens/s with the parameters that a token is multiplied with; total: 6 x all parameters, which flatters
-    sparse models; model_flops: the matmuls counted one by one, attention halved when causal.
-    """
-
-    active: float
-    total: float
-    model_flops: float
+if TYPE_CHECKING:
+    from stepgraph.passes.fusing.grouping import AnyRule
 
 
 @attrs.frozen
@@ -72,7 +65,10 @@ class StageReport:
 
 @attrs.frozen
 class Prediction:
-    """The step of one training run. `rank` names the rank whose buckets, roofline and kernels are shown."""
+    """The step of one training run.
+
+    rank: whose buckets, roofline and kernels are shown. fusions: names of the fusion rules that were given, in order.
+    """
 
     model: str
     target: str
@@ -97,10 +93,14 @@ class Prediction:
     all_to_alls: tuple[Exchange, ...]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    fusions: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        """Plain numbers, strings, lists and dictionaries, ready for `json.dumps`."""
-        return attrs.asdict(self)
+        """Plain numbers, strings, lists and dictionaries, ready for `json.dumps`; `fusions` only where there are any."""
+        found = attrs.asdict(self)
+        if not self.fusions:
+            del found["fusions"]
+        return found
 
 
 def predict(
@@ -108,36 +108,77 @@ def predict(
     layout: Layout,
     target: Target | str,
     *,
-    fusions: str = "none",
+    fusions: str | Sequence[AnyRule] = "none",
     profile: str = "reference",
     eta: str = "constant",
     rank: int | None = None,
 ) -> Prediction:
     """Predict one training step.
 
-    model, target: what `load_model` and `load_target` return, or the names or paths that they take. profile: "reference" or "exact" HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets
-    to show (default: a rank of the slowest stage). Raises: InputError for an impossible layout or unknown names.
+    model, target: what `load_model` and `load_target` return, or the names or paths that they take. fusions: rules to
+    fuse by, or what names them: a set, a file that ends in .py, or several with commas. profile: "reference" or "exact"
+    HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets to show (default: a rank of the
+    slowest stage). Raises: InputError for an impossible layout or unknown names.
     """
-    if fusions != "none":
-        raise refuse("fusions", "fusions", f"no fusion set {fusions!r}", "'none': fusion is not modelled yet")
+    rules = () if fusions in ("none", ()) else _rules(fusions)  # most predictions fuse nothing, and need not import it
     model = load_model(model) if isinstance(model, str) else model
     target = load_target(target) if isinstance(target, str) else target
+    layout, notes = modelled_layout(layout, model)
+    shown = _stage_of(rank, layout)
+    chosen = setting(target, profile, eta)
+    program = lower(model, layout)
+    if rules:
+        from stepgraph.passes.fusing.programs import fuse
+
+        program, notes = fuse(program, rules)[0], (*notes, *_rewrite_notes(rules))
+    iteration = iterate(program, chosen)
+    finite(iteration.step_s)
+    stage = iteration.slowest if shown is None else shown
+    rank = stage * _ranks_per_stage(layout) if rank is None else rank
+    found = _assemble(model, layout, chosen, program, iteration, rank, stage, notes)
+    return attrs.evolve(found, fusions=tuple(rule.name for rule in rules))
+
+
+def _rules(fusions: str | Sequence[AnyRule]) -> tuple[AnyRule, ...]:
+    from stepgraph.passes.fusing.sets import as_rules
+
+    return as_rules(fusions)
+
+
+def _rewrite_notes(rules: Sequence[AnyRule]) -> tuple[str, ...]:
+    return tuple(
+        f"{rule.name}: replaces ops by others, so it fuses nothing here; it is for lower(..., rewrites=[...]) [relower]"
+        for rule in rules
+        if isinstance(rule, Rewrite)
+    )
+
+
+def modelled_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
+    """The resolved layout and what was decided for the user. Raises: InputError also for what has no time model yet."""
     layout, notes = resolve_layout(layout, model)
     if layout.vpp > 1:
         raise refuse(
             "layout-not-modelled", "vpp", "the interleaved schedule is not modelled yet", "1", "lower shows chunks"
         )
-    shown = _stage_of(rank, layout)
-    chosen = setting(target, profile, eta)
-    program = lower(model, layout)
-    iteration = iterate(program, chosen)
-    if not isfinite(iteration.step_s):
+    return layout, notes
+
+
+def finite(step_s: float) -> None:
+    """Refuse a step time that is no number. Raises: InputError."""
+    if not isfinite(step_s):
         raise refuse(
             "not-finite", "step", "the step time is not a finite number", fix="check the figures of the target"
         )
-    stage = iteration.slowest if shown is None else shown
-    rank = stage * _ranks_per_stage(layout) if rank is None else rank
-    return _assemble(model, layout, chosen, program, iteration, rank, stage, notes)
+
+
+def mfu_of(model: Model, layout: Layout, target: Target, step_time_s: float) -> Mfu:
+    """MFU of a step that takes so long; the layout is a resolved one."""
+    assert layout.global_batch is not None and layout.seq is not None  # resolved
+    tokens_per_s = layout.global_batch * layout.seq / step_time_s
+    parts = count_parts(model, 1, layout.seq)
+    flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
+    peak = layout.gpus * target.peak_flops_per_s(model.dtype)
+    return mfu(count_params(parts), flops_per_token, tokens_per_s, peak)
 
 
 def _ranks_per_stage(layout: Layout) -> int:
@@ -186,7 +227,7 @@ def _assemble(
         step_time_closed_form_s=iteration.closed_form_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
-        mfu=_mfu(params, flops_per_token, tokens_per_s, layout.gpus * chosen.target.peak_flops_per_s(model.dtype)),
+        mfu=mfu(params, flops_per_token, tokens_per_s, layout.gpus * chosen.target.peak_flops_per_s(model.dtype)),
         n_microbatches=n,
         bubble=Bubble(iteration.bubble_closed_form, iteration.bubble_simulated),
         rank=rank,
@@ -199,16 +240,6 @@ def _assemble(
         all_to_alls=found,
         warnings=(*model.warnings, *advise(iteration, findings)),
         notes=notes,
-    )
-
-
-def _mfu(params: Params, flops_per_token: float, tokens_per_s: float, peak_flops_per_s: float) -> Mfu:
-    """6 N tokens/s over the peak (Kaplan et al. 2020, arXiv:2001.08361), and the same with counted FLOPs."""
-    per_parameter = 6 * tokens_per_s / peak_flops_per_s
-    return Mfu(
-        per_parameter * params.multiplied,
-        per_parameter * params.total,
-        flops_per_token * tokens_per_s / peak_flops_per_s,
     )
 
 

@@ -44,20 +44,22 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
-def _table(*columns: str, left: int = 1) -> Table:
+def new_table(*columns: str, left: int = 1) -> Table:
+    """A plain table; the first `left` columns hold words, the others numbers."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right", no_wrap=True)
     return table
 
 
-def _console() -> Console:
+def new_console() -> Console:
+    """Where tables go: standard output, rows never folded."""
     return Console(highlight=False, width=WIDTH, soft_wrap=True)
 
 
 def show_prediction(p: Prediction) -> None:
     """The step, its buckets, its stages and what to know about it."""
-    console = _console()
+    console = new_console()
     layout = p.layout
     sizes = f"tp {layout.tp}{' (sp)' if layout.sp else ''}, pp {layout.pp}, dp {layout.dp}, zero {layout.zero}"
     batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {p.n_microbatches} micro-batches"
@@ -85,11 +87,17 @@ def _headline(p: Prediction) -> tuple[str, ...]:
         f"roofline        {seconds(p.roofline_s)}: what max(F/peak, B/beta) per op would have said",
         f"kernels         {p.kernels_per_rank:,} per rank and step",
         f"parameters      {p.params.total:,}",
+        *([f"fusions         {_few(p.fusions)}; `stepgraph fuse` tells what each did"] if p.fusions else []),
     )
 
 
+def _few(names: Sequence[str]) -> str:
+    """The first names of many."""
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
 def _buckets(p: Prediction) -> Table:
-    table = _table("bucket", "time", "share", "")
+    table = new_table("bucket", "time", "share", "")
     for name, value in attrs.asdict(p.buckets_s).items():
         share = value / p.step_time_s
         if share > VISIBLE_SHARE:
@@ -99,7 +107,7 @@ def _buckets(p: Prediction) -> Table:
 
 
 def _stages(p: Prediction) -> Table:
-    table = _table("stage", "runs", "forward", "backward", "kernels", "wait", "idle", left=2)
+    table = new_table("stage", "runs", "forward", "backward", "kernels", "wait", "idle", left=2)
     for stage in p.stages:
         table.add_row(
             str(stage.stage),
@@ -117,13 +125,13 @@ def show_flops(
     model: Model, params: Params, families: Mapping[str, Family], seq: int, micro_batch: int, attention: str
 ) -> None:
     """Parameters, then FLOPs by family."""
-    console = _console()
+    console = new_console()
     console.print(
         f"{escape(model.name)}: {params.total:,} parameters, {params.active:,} active, "
         f"{params.embedding:,} in input tables; {params.multiplied:,} that a token is multiplied with"
     )
     console.print(f"FLOPs of {micro_batch} x {seq} tokens, {attention} attention:\n")
-    table = _table("family", "fwd", "dgrad", "wgrad", "share")
+    table = new_table("family", "fwd", "dgrad", "wgrad", "share")
     whole = sum(family.total for family in families.values())
     for name, f in families.items():
         table.add_row(name, f"{f.fwd:,}", f"{f.dgrad:,}", f"{f.wgrad:,}", f"{f.total / whole:.1%}")
@@ -135,8 +143,10 @@ def show_flops(
 
 def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
     """The op table joined with both profiles; with sources when single kinds were asked for."""
-    console = _console()
-    table = _table("kind", "rule", "reference r + w", "kernels", "exact r + w", "kernels", "FLOPs", "backward", left=2)
+    console = new_console()
+    table = new_table(
+        "kind", "rule", "reference r + w", "kernels", "exact r + w", "kernels", "FLOPs", "backward", left=2
+    )
     for row in rows:
         ref, exact = row["reference"], row["exact"]
         table.add_row(
@@ -161,7 +171,7 @@ def _passes(execution: Mapping[str, Any]) -> str:
 
 def show_targets(targets: Sequence[Target]) -> None:
     """One line per target."""
-    table = _table("target", "", "bf16 dense", "HBM", "HBM rate", "scale-up", "ranks", "NIC", left=2)
+    table = new_table("target", "", "bf16 dense", "HBM", "HBM rate", "scale-up", "ranks", "NIC", left=2)
     for t in targets:
         table.add_row(
             t.name,
@@ -173,14 +183,14 @@ def show_targets(targets: Sequence[Target]) -> None:
             str(t.scale_up.domain),
             scaled(t.nic.bandwidth_bytes_per_s, "B/s"),
         )
-    console = _console()
+    console = new_console()
     console.print(table)
     console.print("\nRates are per GPU and direction. `stepgraph targets NAME` names the source of every figure.")
 
 
 def show_target(target: Target) -> None:
     """Every figure of a target with its status and its source."""
-    console = _console()
+    console = new_console()
     console.print(f"{escape(target.name)}: {escape(target.title)}\n", style="bold")
     for key, figure in target.figures():
         console.print(f"{key} = {_value(figure.value)}  [dim]({figure.status})[/dim]")
@@ -198,11 +208,11 @@ def _value(value: object) -> str:
 
 def show_models(rows: Sequence[Mapping[str, object]], families: Sequence[str]) -> None:
     """One line per carried model."""
-    table = _table("model", "parameters", "active", "layers", "hidden", "heads", "vocab", "positions", "dtype")
+    table = new_table("model", "parameters", "active", "layers", "hidden", "heads", "vocab", "positions", "dtype")
     for row in rows:
         keys = ("stack", "hidden", "heads", "vocab", "max_positions", "dtype")
         table.add_row(str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys))
-    console = _console()
+    console = new_console()
     console.print(table)
     console.print("\nA path to any config.json of a supported family works wherever a name does. Families:")
     console.print(", ".join(families))

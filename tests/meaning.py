@@ -13,6 +13,7 @@ import numpy as np
 
 from meaning_activations import ACTIVATIONS
 from meaning_attention import ATTENTION
+from meaning_eager import EAGER
 from meaning_experts import EXPERTS
 from meaning_rank import EPS, Array, Meaning, Where, soft_cap, soft_cap_slope
 from stepgraph.ir.op import Op
@@ -195,6 +196,7 @@ MEANINGS: Mapping[str, Meaning] = MappingProxyType(
         **ACTIVATIONS,
         **ATTENTION,
         **EXPERTS,
+        **EAGER,
     }
 )
 """Meanings by kind: all kinds of forward and backward except the conversions, which move data between ranks."""

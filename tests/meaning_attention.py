@@ -23,10 +23,10 @@ def _scores(op: Op, query: Tensor, key: Tensor, q: Array, k: Array, where: Where
     rows = where.start(query, "s") + np.arange(q.shape[1])
     columns = where.start(key, "s") + np.arange(k.shape[1])
     scores = soft_cap(scores) if op.attr("softcap") else scores
-    return np.where(_hidden(op, rows[:, None], columns[None, :]), -np.inf, scores)
+    return np.where(hidden(op, rows[:, None], columns[None, :]), -np.inf, scores)
 
 
-def _hidden(op: Op, row: Array, column: Array) -> Array:
+def hidden(op: Op, row: Array, column: Array) -> Array:
     """Keys that a query does not see: later ones, those before its window, those of other chunks."""
     hidden = (row < column) & bool(op.attr("causal"))
     if window := int(op.attr("window") or 0):

@@ -1,7 +1,8 @@
 """Runs what the documents show: python blocks and console sessions, in the order in which a reader meets them.
 
-Three kinds of fenced block matter, told apart by the word behind the fence: `python` is run, `console` is typed (the
-lines that begin with `$ stepgraph`) and its output compared, everything else is left alone. The HTML comment
+The word behind the fence tells blocks apart: `python` is run, and an `output` block right after it has to show what it
+prints; `python file=NAME` is written to a file of that name instead; `console` is typed (the lines that begin with
+`$ stepgraph` or `$ pytest`) and its output compared; everything else is left alone. The HTML comment
 `<!-- not run: reason -->` above a block skips it; `<!-- exits: 2 -->` says that its commands are refused.
 """
 
@@ -12,15 +13,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import attrs
 
 PROMPT = "$ "
+PROGRAMS = frozenset({"stepgraph", "pytest"})
 ANY_LINES = "..."
 SHELL_SYNTAX = frozenset({"|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1"})
-FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w-]*)[^`]*$")
+FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w-]*)(?: file=(?P<file>[\w.-]+))?[^`]*$")
 COMMENT = re.compile(r"^<!--\s*(?P<word>not run|exits):(?P<value>.*?)-->$")
 
 
@@ -32,14 +38,15 @@ class SnippetError(AssertionError):
 class Block:
     """One fenced block: where it stands, its language, its lines, and the comment above it.
 
-    line: of the fence, counted from 1; skip: the reason of `not run`, None when the block is to be run;
-    exit_code: what its commands have to return.
+    line: of the fence, counted from 1; file: where to write the lines, empty when they are run; skip: the reason of
+    `not run`, None when the block is to be run; exit_code: what its commands have to return.
     """
 
     source: str
     line: int
     language: str
     lines: tuple[str, ...]
+    file: str = ""
     skip: str | None = None
     exit_code: int = 0
 
@@ -67,7 +74,7 @@ def blocks(source: str, text: str) -> list[Block]:
         if fence:
             end = _closing(source, lines, at, fence)
             body = tuple(line.removeprefix(fence["indent"]) for line in lines[at + 1 : end])
-            found.append(_noted(Block(source, at + 1, fence["language"], body), note))
+            found.append(_noted(Block(source, at + 1, fence["language"], body, fence["file"] or ""), note))
             note, at = None, end
         elif comment:
             note = (at + 1, comment["word"], comment["value"].strip())
@@ -78,7 +85,7 @@ def blocks(source: str, text: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """The `stepgraph` commands of a console block; others (`$ cat ...`) are for the reader alone.
+    """The `stepgraph` and `pytest` commands of a console block; others (`$ cat ...`) are for the reader alone.
 
     Raises: SnippetError when a command needs a shell: the runner has none.
     """
@@ -90,7 +97,7 @@ def commands(block: Block) -> list[Command]:
             sessions[-1][2].append(text)
         else:
             raise SnippetError(f"{block.source}:{line}: a console block begins with a line '$ ...'")
-    return [_command(block, *session) for session in sessions if session[1].split()[:1] == ["stepgraph"]]
+    return [_command(block, *session) for session in sessions if session[1].split()[0] in PROGRAMS]
 
 
 def same_output(shown: list[str], printed: list[str]) -> bool:
@@ -105,16 +112,31 @@ def same_output(shown: list[str], printed: list[str]) -> bool:
 def run_document(source: str, text: str, folder: Path) -> int:
     """Run a document's blocks from top to bottom in `folder`; how many were run.
 
-    The python blocks share one namespace, a module of its own, so that classes defined in them behave as in a file.
-    The caller makes `folder` the working directory.
+    The python blocks share one namespace, a module of its own, so that classes defined in them behave as in a file, and
+    can import what the document wrote. The caller makes `folder` the working directory.
     Raises: SnippetError at the first promise that is not kept; whatever a python block raises.
     """
     module = ModuleType("snippets_of_" + re.sub(r"\W", "_", source))
     sys.modules[module.__name__] = module
+    found = blocks(source, text)
+    end = Block(source, 0, "", ())
     try:
-        return sum(_run(block, module, folder) for block in blocks(source, text))
+        with _importable(folder):
+            return sum(_run(block, after, module, folder) for block, after in pairwise((*found, end)))
     finally:
         del sys.modules[module.__name__]
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """What stands in a folder can be imported, and is forgotten afterwards."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for path in folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
 
 
 def _closing(source: str, lines: list[str], start: int, fence: re.Match[str]) -> int:
@@ -154,21 +176,26 @@ def _command(block: Block, line: int, typed: str, shown: list[str]) -> Command:
     return Command(line, words, tuple(_stripped(shown)))
 
 
-def _run(block: Block, module: ModuleType, folder: Path) -> int:
+def _run(block: Block, after: Block, module: ModuleType, folder: Path) -> int:
     if block.skip is not None or block.language not in {"python", "console"}:
         return 0
-    if block.language == "python":
-        _run_python(block, module)
+    if block.file:
+        (folder / block.file).write_text("\n".join(block.lines) + "\n", encoding="utf-8")
+    elif block.language == "python":
+        _run_python(block, after, module)
     else:
         for command in commands(block):
             _run_command(block, command, folder)
     return 1
 
 
-def _run_python(block: Block, module: ModuleType) -> None:
+def _run_python(block: Block, after: Block, module: ModuleType) -> None:
     # Empty lines in front, so that a traceback names the line of the document.
     code = "\n" * block.line + "\n".join(block.lines)
-    exec(compile(code, block.source, "exec"), module.__dict__)
+    with redirect_stdout(StringIO()) as printed:
+        exec(compile(code, block.source, "exec"), module.__dict__)
+    if after.language == "output":
+        _compare(f"{block.source}:{after.line}: the block above", after.lines, printed.getvalue())
 
 
 def _run_command(block: Block, command: Command, folder: Path) -> None:
@@ -187,9 +214,14 @@ def _run_command(block: Block, command: Command, folder: Path) -> None:
     place = f"{block.source}:{command.line}: $ {shlex.join(command.words)}"
     if done.returncode != block.exit_code:
         raise SnippetError(f"{place}\nexits with {done.returncode}, not {block.exit_code}, and prints\n{done.stdout}")
-    if command.shown and not same_output(list(command.shown), _stripped(done.stdout.splitlines())):
-        shown = "\n".join(command.shown)
-        raise SnippetError(f"{place}\nprints\n{done.stdout}\nbut the document shows\n{shown}")
+    if command.shown:
+        _compare(place, command.shown, done.stdout)
+
+
+def _compare(place: str, shown: tuple[str, ...], printed: str) -> None:
+    if not same_output(_stripped(list(shown)), _stripped(printed.splitlines())):
+        wanted = "\n".join(shown)
+        raise SnippetError(f"{place}\nprints\n{printed}\nbut the document shows\n{wanted}")
 
 
 def _stripped(lines: list[str]) -> list[str]:

@@ -12,9 +12,9 @@ import attrs
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from stepgraph.ir.graph import Graph, Ports
+from stepgraph.ir.graph import Graph, Group, Ports
 from stepgraph.ir.op import Attr, Op, Phase
-from stepgraph.ir.program import Program, Run, Stage
+from stepgraph.ir.program import Program, Run, SeamGroups, Stage
 from stepgraph.ir.rows import Flops
 from stepgraph.ir.table import ROWS
 from stepgraph.ir.tensor import Axis, Kind, Place, Placement, Tensor
@@ -35,6 +35,8 @@ WORDS = (
     "of",
     "kind",
     "sum",
+    "rule",
+    "kernel",
     "forward",
     "graph",
     "x",
@@ -131,7 +133,31 @@ def _finished(draw: DrawFn, made: tuple[Op, ...], known: list[Tensor]) -> Graph:
     some = st.lists(st.sampled_from(known), max_size=3, unique_by=lambda t: t.name) if known else st.just([])
     port = st.one_of(st.just(""), st.sampled_from([t.name for t in known])) if known else st.just("")
     ports = Ports(*(draw(port) for _ in attrs.fields(Ports)))
-    return Graph(draw(names()), made, tuple(draw(some)), ports, draw(st.frozensets(names(), max_size=3)))
+    facts = draw(st.frozensets(names(), max_size=3))
+    return Graph(draw(names()), made, tuple(draw(some)), ports, facts, draw(groups([op.name for op in made])))
+
+
+@st.composite
+def groups(draw: DrawFn, members: list[str]) -> tuple[Group, ...]:
+    """Disjoint groups of some members, in their order; whether they may be fused is not asked."""
+    labels = draw(st.lists(names(), max_size=3, unique=True))
+    chosen = [draw(st.sampled_from((None, *labels))) for _ in members]
+    held = [
+        (label, tuple(name for name, into in zip(members, chosen, strict=True) if into == label)) for label in labels
+    ]
+    return tuple(draw(_groups(label, inside)) for label, inside in held if inside)
+
+
+def _groups(name: str, members: tuple[str, ...]) -> SearchStrategy[Group]:
+    rate = st.floats(0, 1, exclude_min=True)
+    return st.builds(Group, st.just(name), texts(), st.just(members), st.integers(1, 4), st.one_of(st.just(1.0), rate))
+
+
+@st.composite
+def seams(draw: DrawFn) -> SeamGroups:
+    """Groups of members with any names between two templates, known or not."""
+    left, right = draw(names()), draw(names())
+    return SeamGroups(left, right, draw(groups(draw(st.lists(names(), max_size=4, unique=True)))))
 
 
 @st.composite
@@ -141,4 +167,5 @@ def programs(draw: DrawFn) -> Program:
     template = st.one_of(names(), st.sampled_from([g.name for g in templates])) if templates else names()
     run = st.builds(Run, template, st.integers(1, 80))
     stages = st.lists(st.builds(Stage, st.lists(run, max_size=3).map(tuple), texts(), st.integers(0, 3)), max_size=3)
-    return Program(draw(names()), tuple(templates), tuple(draw(stages)), draw(st.integers(1, 64)))
+    spanning = tuple(draw(st.lists(seams(), max_size=2)))
+    return Program(draw(names()), tuple(templates), tuple(draw(stages)), draw(st.integers(1, 64)), spanning)

@@ -9,7 +9,7 @@ from hypothesis.strategies import DrawFn
 
 from samples import small
 from stepgraph.ir.differ import Change, Edit, diff
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op
 from stepgraph.ir.tensor import Tensor
 from stepgraph.ir.text import dump
@@ -82,14 +82,37 @@ def test_another_order_is_a_difference() -> None:
     assert "~ graph: order from here qkv.dx -> qkv.dw" in str(diff(graph, after))
 
 
+def test_kernels_are_compared_after_the_ops() -> None:
+    one, two, three = Group("one", "r", ("norm",)), Group("two", "r", ("qkv",)), Group("three", "", ("qkv.dx",), 2)
+    wider = attrs.evolve(two, members=("norm.all_gather", "qkv"))
+    found = diff(attrs.evolve(small(), groups=(one, two)), attrs.evolve(small(), groups=(wider, three)))
+    assert found
+    assert (found.ungrouped, found.grouped) == ((one, two), (wider, three))
+    assert str(found).split("\n") == [
+        "- kernel one = norm rule=r",
+        "- kernel two = qkv rule=r",
+        "+ kernel two = norm.all_gather qkv rule=r",
+        "+ kernel three = qkv.dx launches=2",
+    ]
+
+
+def test_another_order_of_kernels_is_a_difference() -> None:
+    one, two = Group("one", "r", ("norm",)), Group("two", "r", ("qkv",))
+    found = diff(attrs.evolve(small(), groups=(one, two)), attrs.evolve(small(), groups=(two, one)))
+    assert str(found) == "~ graph: kernels from here one -> two"
+
+
 @st.composite
 def pairs(draw: DrawFn) -> tuple[Graph, Graph]:
-    """A graph, and the same with some ops dropped, moved to another module or put elsewhere."""
+    """A graph, and the same with ops and kernels dropped, changed or put elsewhere."""
     graph = draw(graphs(4))
     kept = [op for op in graph.ops if draw(st.integers(0, 3))]
     changed = [attrs.evolve(op, module=draw(st.sampled_from((op.module, "other")))) for op in kept]
     order = draw(st.permutations(changed)) if draw(st.booleans()) else changed
-    return graph, attrs.evolve(graph, ops=tuple(order))
+    held = [group for group in graph.groups if draw(st.integers(0, 3))]
+    groups = [attrs.evolve(group, kernels=draw(st.sampled_from((group.kernels, 5)))) for group in held]
+    regrouped = draw(st.permutations(groups)) if draw(st.booleans()) else groups
+    return graph, attrs.evolve(graph, ops=tuple(order), groups=tuple(regrouped))
 
 
 @given(pairs())
@@ -104,5 +127,6 @@ def test_the_way_back_adds_what_the_way_there_removes(pair: tuple[Graph, Graph])
     a, b = pair
     there, back = diff(a, b), diff(b, a)
     assert (there.added, there.removed) == (back.removed, back.added)
+    assert (there.grouped, there.ungrouped) == (back.ungrouped, back.grouped)
     assert {c.name for c in there.changed} == {c.name for c in back.changed}
     assert sorted(there.order) == sorted({op.name for op in (*a.ops, *b.ops)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,27 @@ def test_a_python_block_that_fails_names_the_line_of_the_document(tmp_path: Path
         run("# Title\n\n```python\nfine = 1\n1 / 0\n```\n", tmp_path)
     last = failure.traceback[-1]
     assert (last.frame.code.raw.co_filename, last.lineno + 1) == ("guide.md", 5)
+
+
+def test_what_a_python_block_prints_is_compared_with_the_output_block_after_it(tmp_path: Path) -> None:
+    text = "```python\nprint(6 * 7)\n```\n\nIt says\n\n```output\n{}\n```\n"
+    assert run(text.format("42"), tmp_path) == 1
+    with pytest.raises(SnippetError, match=r"guide\.md:7: the block above\nprints\n42\n\nbut the document shows\n43"):
+        run(text.format("43"), tmp_path)
+
+
+def test_a_file_is_written_and_can_be_imported(tmp_path: Path) -> None:
+    text = "```python file=answers.py\nANSWER = 42\n```\n```python\nfrom answers import ANSWER\nprint(ANSWER)\n```\n"
+    assert run(f"{text}```output\n42\n```\n", tmp_path) == 2
+    assert (tmp_path / "answers.py").read_text() == "ANSWER = 42\n"
+    assert "answers" not in sys.modules and str(tmp_path) not in sys.path
+
+
+def test_a_test_file_is_run(tmp_path: Path) -> None:
+    text = "```python file=test_it.py\ndef test_it() -> None:\n    assert {}\n```\n```console\n$ pytest -q test_it.py\n```\n"
+    assert run(text.format("True"), tmp_path) == 2
+    with pytest.raises(SnippetError, match="exits with 1, not 0"):
+        run(text.format("False"), tmp_path)
 
 
 def test_a_skipped_block_needs_a_reason(tmp_path: Path) -> None:

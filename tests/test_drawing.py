@@ -13,7 +13,7 @@ from samples import small
 from stepgraph.errors import InputError
 from stepgraph.ir.dotlabels import RULE_FILLS, byte_text
 from stepgraph.ir.drawing import OpNote, to_dot
-from stepgraph.ir.graph import Graph, Ports
+from stepgraph.ir.graph import Graph, Group, Ports
 from stepgraph.ir.ladder import Part, Way, edges_of, op_id, rungs_of
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.rows import Rule
@@ -224,3 +224,50 @@ def test_the_shortest_way_round_is_counted() -> None:
     order = Order("abcd", [("a", "b"), ("b", "c"), ("c", "d"), ("a", "d"), ("a", "c")])
     assert order.steps_round("a", "d") == 2  # a c d
     assert order.steps_round("b", "c") == 0
+
+
+def kernels(graph: Graph, *members: str, rule: str = "fused", launches: int = 1) -> Graph:
+    """The graph with one fused kernel."""
+    return attrs.evolve(graph, groups=(Group("k", rule, members, launches),))
+
+
+def test_a_kernel_has_a_dashed_box_titled_with_its_rule() -> None:
+    text = to_dot(kernels(dense(tp=2), "attn.rope_q", "attn.rope_k", rule="a<b", launches=2))
+    box = text[text.index("subgraph cluster_kernel_k {") :]
+    box = box[: box.index("}")]
+    assert ">a&lt;b, 2 launches</font>" in box
+    assert 'style="rounded,dashed"' in box
+    assert "<b>rope_q</b>" in box
+    assert "<b>rope_k</b>" in box
+    assert text.index("subgraph cluster_forward_attn") < text.index("subgraph cluster_kernel_k")
+    assert ">one kernel<" in text
+    assert ">one kernel<" not in to_dot(dense(tp=2))
+
+
+def test_a_kernel_with_ops_of_two_modules_stands_between_their_boxes() -> None:
+    text = to_dot(kernels(dense(tp=2), "attn.residual", "mlp.norm"))
+    box = text[text.index("subgraph cluster_kernel_k {") :]
+    box = box[: box.index("}")]
+    assert "<b>attn.residual</b>" in box  # in no module's box, so the module is said
+    assert "<b>mlp.norm</b>" in box
+    assert text.count("<b>attn.residual</b>") == 1
+
+
+def test_kernels_leave_the_ladder_as_it_is() -> None:
+    plain, fused = dense(tp=2), kernels(dense(tp=2), "attn.residual", "mlp.norm")
+    assert rungs_of(fused, edges_of(fused)) == rungs_of(plain, edges_of(plain))
+    assert edges_of(fused) == edges_of(plain)
+
+
+def test_an_engine_reads_kernels_of_any_name() -> None:
+    pygraphviz = pytest.importorskip("pygraphviz")
+    graph = attrs.evolve(small(), groups=(Group(HOSTILE, HOSTILE, ("norm", "qkv")), Group("", "", ("qkv.dx",))))
+    assert len(pygraphviz.AGraph(string=to_dot(graph)).nodes()) == 7 + 4
+
+
+def test_changed_ops_have_a_thick_rim() -> None:
+    text = to_dot(small(), changed=frozenset({"qkv", "norm.regather", "unknown"}))
+    thick = [line.split(" [", 1)[0].strip() for line in text.splitlines() if "penwidth=3" in line]
+    assert thick == ["qkv", '"norm.regather"']
+    (again,) = (line for line in text.splitlines() if line.strip().startswith('"norm.regather" ['))
+    assert "dashed" in again

@@ -28,6 +28,7 @@ from stepgraph.lowering.model import Attention, LatentAttention, Layer, Mlp
         ("qwen2.5-7b", 28, 3584, 152064, (28, 4, 128), 18944, 32768, "bf16"),
         ("mistral-7b", 32, 4096, 32768, (32, 8, 128), 14336, 32768, "bf16"),
         ("gpt2-xl", 48, 1600, 50257, (25, 25, 64), 4 * 1600, 1024, "bf16"),
+        ("gpt2-large", 36, 1280, 50257, (20, 20, 64), 4 * 1280, 1024, "bf16"),
         ("gpt-3-175b", 96, 12288, 51200, (96, 96, 128), 4 * 12288, 2048, "fp16"),
     ],
 )
@@ -53,7 +54,7 @@ def test_carried_models_with_experts() -> None:
 
 
 def test_every_carried_config_names_its_source_and_is_listed() -> None:
-    assert len(model_names()) == 14
+    assert len(model_names()) == 15
     for name in model_names():
         assert read_config(locate(name))["_source"]
         assert load_model(name.upper()) == load_model(name)
@@ -61,7 +62,7 @@ def test_every_carried_config_names_its_source_and_is_listed() -> None:
 
 def test_few_carried_configs_leave_something_to_say() -> None:
     said = [name for name in model_names() if load_model(name).warnings]
-    assert said == ["deepseek-v3", "gpt-oss-20b", "gpt2-xl", "llama-4-scout"]
+    assert said == ["deepseek-v3", "gpt-oss-20b", "gpt2-large", "gpt2-xl", "llama-4-scout"]
     assert "bf16" in load_model("gpt2-xl").warnings[0]
 
 

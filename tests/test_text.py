@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samples import small
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Attr, Op, Phase
-from stepgraph.ir.program import Program, Run, Stage
+from stepgraph.ir.program import Program, Run, SeamGroups, Stage
 from stepgraph.ir.tensor import Kind, Tensor
 from stepgraph.ir.text import TextError, dump, dump_program, op_line, parse, parse_program
 from strategies import attr_values, graphs, programs
@@ -162,6 +162,32 @@ def test_a_program_is_its_stages_and_its_templates() -> None:
     assert text == f"{head}\ngraph dense\n\n{SMALL}"
 
 
+def test_a_kernel_is_a_line_with_its_ops_by_name() -> None:
+    groups = (Group("add_norm", "add_rmsnorm", ("norm", "qkv")), Group("odd one", "", ("qkv.dx",), 2, 0.5))
+    text = dump(attrs.evolve(small(), groups=groups))
+    lines = 'kernel add_norm = norm qkv rule=add_rmsnorm\nkernel "odd one" = qkv.dx launches=2 efficiency=0.5\n'
+    assert text == SMALL.replace("outputs", lines + "outputs")
+    assert parse(text).groups == groups
+
+
+def test_ops_may_be_called_what_a_kernel_line_says() -> None:
+    graph = Graph(
+        "g", (), groups=(Group("rule", "rule", ("rule", "launches", "a=b", "", "kernel")), Group("k", "", ()))
+    )
+    assert dump(graph) == 'graph g\nkernel rule = rule launches "a=b" "" kernel rule=rule\nkernel k =\n'
+    assert parse(dump(graph)) == graph
+
+
+def test_kernels_across_a_seam_stand_below_its_two_templates() -> None:
+    span = Group("span", "add_rmsnorm", ("left.add", "right.norm"))
+    program = Program(
+        "tiny", (), (Stage((Run("a", 2),), "s"),), 1, (SeamGroups("a", "a", (span,)), SeamGroups("a", "b", ()))
+    )
+    seams = "seam a a\n  kernel span = left.add right.norm rule=add_rmsnorm\nseam a b\n"
+    assert dump_program(program) == f"program tiny\nstage 0: a x 2 | s\n{seams}"
+    assert parse_program(dump_program(program)) == program
+
+
 def test_a_stage_names_its_rank_when_it_is_not_its_own_number() -> None:
     stages = tuple(Stage((Run("x"),), "step", index % 2) for index in range(3))
     program = Program("tiny", (), stages)
@@ -206,6 +232,13 @@ GRAPH = "graph g\nmesh tp=2:1\ninputs\n  %x : bf16[b=4] act\nforward\n"
         (GRAPH + "  %y : bf16[b=4] = gelu(%x) of=a of=b", 6, "each field once"),
         (GRAPH + "  %y : bf16[b=4] = gelu(%x) group=dp", 6, "an axis of the mesh: tp"),
         (GRAPH + "  %y : bf16[b=4] = gelu(%x) at=tp", 6, "':'"),
+        (GRAPH + "kernel", 6, "the kernel's name"),
+        (GRAPH + "kernel k a b", 6, "'='"),
+        (GRAPH + "kernel k = a kernels=2", 6, "each of these once: rule, launches, efficiency"),
+        (GRAPH + "kernel k = a rule=b rule=c", 6, "each of these once: rule, launches, efficiency"),
+        (GRAPH + "kernel k = a launches=two", 6, "how many launches"),
+        (GRAPH + "kernel k = a efficiency=all", 6, "a number: the part of the HBM rate"),
+        (GRAPH + "kernel k = %a", 6, "an op's name, or rule="),
     ],
 )
 def test_text_that_cannot_be_read(text: str, number: int, expected: str) -> None:
@@ -224,7 +257,10 @@ def test_text_that_cannot_be_read(text: str, number: int, expected: str) -> None
         ("program p\nstage 0: a", r"'\|'"),
         ("program p\nstage 0: a x two | s", "how many in a row"),
         ("program p\nmicrobatches many", "how many micro-batches"),
-        ("program p\nfacts a", "one of: microbatches, stage, graph"),
+        ("program p\nseam a", "the right template"),
+        ("program p\nseam a b c", "the end of the line"),
+        ("program p\nkernel k = a", "'seam LEFT RIGHT' above a kernel"),
+        ("program p\nfacts a", "one of: microbatches, stage, seam, kernel, graph"),
     ],
 )
 def test_programs_that_cannot_be_read(text: str, expected: str) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from goldens import Golden
 from stepgraph.ir import verifier
-from stepgraph.ir.graph import Graph
+from stepgraph.ir.graph import Graph, Group, Ports
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.program import Program, Run
+from stepgraph.ir.program import Program, Run, SeamGroups
 from stepgraph.ir.tensor import Axis, Placement, Tensor
 from stepgraph.ir.verifier import MOST, VerifyError, verify, verify_program
 from stepgraph.lowering.huggingface import load_model
@@ -193,6 +193,60 @@ def moved_parameter() -> Graph:
 BROKEN.append(("param-moved", moved_parameter()))
 
 
+def grouped(graph: Graph, *groups: tuple[str, ...], **fields: Any) -> Graph:
+    """The graph with groups of those members, called k0, k1, ..."""
+    made = (Group(f"k{i}", "rule", members) for i, members in enumerate(groups))
+    return attrs.evolve(graph, groups=tuple(attrs.evolve(group, **fields) for group in made))
+
+
+AGAIN = lowered("llama-3-8b", LAYOUTS["full"])["dense"]
+
+
+def crossed() -> Graph:
+    """a -> c, b -> d: the kernels (a d) and (b c) are convex, and each needs the other."""
+    x, a, b, c, d = (Tensor(name, "b", (4,)) for name in "xabcd")
+    reads = ((x, a), (x, b), (a, c), (b, d))
+    ops = tuple(Op(made.name, "gelu", (read,), (made,)) for read, made in reads)
+    alone = Graph("crossed", ops, (c, d), Ports(enters="x", leaves="d"))
+    for group in (("a", "d"), ("b", "c")):
+        verify(grouped(alone, group))
+    return grouped(alone, ("a", "d"), ("b", "c"))
+
+
+ADD_NORM = ("attn.residual", "mlp.norm")
+BROKEN += [
+    ("group-members", grouped(DENSE, ("attn.residual", "mlp.nrom"))),
+    ("group-members", grouped(DENSE, ("mlp.norm", "attn.residual"))),
+    ("group-members", grouped(DENSE, ("mlp.norm", "mlp.norm"))),
+    ("group-members", grouped(DENSE, ())),
+    ("group-members", grouped(DENSE, ADD_NORM, ("mlp.norm",))),
+    ("group-members", grouped(DENSE, ADD_NORM, ("mlp.act",), name="k")),
+    ("group-members", grouped(DENSE, ADD_NORM, name="")),
+    ("group-launch", grouped(DENSE, ADD_NORM, kernels=0)),
+    ("group-launch", grouped(DENSE, ADD_NORM, efficiency=0.0)),
+    ("group-launch", grouped(DENSE, ADD_NORM, efficiency=1.5)),
+    ("group-launch", grouped(DENSE, ADD_NORM, efficiency=float("nan"))),
+    ("group-phase", grouped(DENSE, ("mlp.residual", "mlp.down.dx"))),
+    ("group-phase", grouped(AGAIN, ("mlp.residual", "attn.norm.again"))),
+    ("group-phase", grouped(AGAIN, ("mlp.down.dx", "attn.norm.again"))),
+    ("group-collective", grouped(DENSE, ("attn.out", "attn.out.reduce_scatter"))),
+    ("group-cycle", grouped(DENSE, ("attn.norm", "attn.qkv"))),
+    ("group-cycle", crossed()),
+]
+
+
+def test_kernels_that_may_be_are_sound() -> None:
+    verify(grouped(DENSE, ADD_NORM, ("mlp.act",), kernels=2, efficiency=0.5))
+    verify(grouped(DENSE, ("attn.qkv", "attn.split", "attn.rope_q", "attn.rope_k")))  # a view inside
+    verify(grouped(AGAIN, ("attn.residual.again", "mlp.norm.again")))
+
+
+def test_kernels_that_wait_for_each_other_are_all_named() -> None:
+    with pytest.raises(VerifyError, match=r"kernel k\d needs what kernel k\d makes; kernel k\d needs") as caught:
+        verify(crossed())
+    assert [line[4] for line in caught.value.problems[0].excerpt].count(">") == 1
+
+
 @pytest.mark.parametrize(("code", "graph"), BROKEN, ids=[f"{i}-{code}" for i, (code, _) in enumerate(BROKEN)])
 def test_each_broken_rule_is_named_and_no_other(code: str, graph: Graph) -> None:
     with pytest.raises(VerifyError) as caught:
@@ -223,6 +277,17 @@ def other_stream(name: str) -> Graph:
     return lowered("llama-3-8b", Layout(seq=64, tp=4, dp=2, pp=2, sp=False))[name]
 
 
+def spanned(*groups: tuple[str, ...], count: int = 2, left: str = "dense", times: int = 1) -> Program:
+    """The program with a first stage of `count` layers, and groups across the seam from `left` to the layer."""
+    made = tuple(Group(f"k{i}", "rule", members) for i, members in enumerate(groups))
+    program = restaged(Run("embedding"), Run("dense", count), Run("send"))
+    return attrs.evolve(program, seam_groups=(SeamGroups(left, "dense", made),) * times)
+
+
+SPAN = ("left.mlp.residual", "right.attn.norm")
+# of a layer between two others both kernels want attn.norm.dw
+WANTED_TWICE = (("right.attn.norm.dw", "left.mlp.down.dw"), ("right.mlp.norm.dw", "left.attn.norm.dw"))
+
 BROKEN_PROGRAMS: list[tuple[str, Program]] = [
     ("stage", restaged(Run("embedding"), Run("dens", 2), Run("send"))),
     ("stage", restaged(Run("embedding"), Run("dense", 0), Run("send"))),
@@ -238,7 +303,19 @@ BROKEN_PROGRAMS: list[tuple[str, Program]] = [
     ("seam", restaged(Run("embedding"), Run("embedding"), Run("dense", 2), Run("send"))),
     ("backward", retemplated(without(piped()["dense"], "attn.qkv.dw"))),
     ("backward", retemplated(edited(piped()["recv"], "recv.x.send", role="dw"))),
+    ("group-seam", spanned(SPAN, left="head")),
+    ("group-seam", spanned(SPAN, left="dens")),
+    ("group-seam", spanned(SPAN, times=2)),
+    ("group-seam", spanned(("left.attn.residual", "left.mlp.norm"))),
+    ("group-members", spanned(("left.mlp.residual", "right.nowhere"))),
+    ("group-cycle", spanned(("left.mlp.residual", "right.attn.qkv"))),
+    ("group-members", spanned(*WANTED_TWICE, count=3)),
 ]
+
+
+def test_kernels_across_a_seam_that_may_be_are_sound() -> None:
+    verify_program(spanned(SPAN, count=3))
+    verify_program(spanned(*WANTED_TWICE, count=2))  # no layer is in the middle
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ from stepgraph.commands.options import (
     COST_OPTIONS,
     LAYOUT_OPTIONS,
     MODEL_OPTIONS,
+    fusions_option,
     layout_from,
     model_from,
     options,
+    rule_faults,
+    rules_from,
     target_from,
     together,
 )
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from stepgraph.lowering.layout import Layout
     from stepgraph.passes.base import Setting
     from stepgraph.passes.costing import Costs
+    from stepgraph.passes.fusing.grouping import AnyRule
 
 EPILOG = """\b
 Examples:
@@ -32,12 +36,14 @@ Examples:
   stepgraph graph llama-3-8b --tp 8                    the same as text
   stepgraph graph llama-3-8b --template head --no-costs
   stepgraph graph llama-3-8b --pp 8 --stage 0          a whole stage, written out
+  stepgraph graph llama-3-8b --fusions basic -o fused.svg   with fused kernels
   stepgraph graph llama-3-8b --list                    which templates and stages there are
 """
 
 
 @click.command("graph", epilog=EPILOG)
 @options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS)
+@fusions_option("none")
 @click.option("--template", help="Which template: embedding, dense, head, step, ...  [default: the first layer's]")
 @click.option("--stage", type=int, help="A pipeline stage with all its layers, instead of a template.")
 @click.option("--list", "list_only", is_flag=True, help="List templates and stages.")
@@ -50,6 +56,7 @@ def command(
     target: str,
     profile: str,
     eta: str,
+    fusions: str,
     template: str | None,
     stage: int | None,
     list_only: bool,
@@ -66,10 +73,13 @@ def command(
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
 
-    model, chosen_layout, machine = together(
-        lambda: model_from(config, overrides), lambda: layout_from(layout), lambda: target_from(target)
+    model, chosen_layout, machine, rules = together(
+        lambda: model_from(config, overrides),
+        lambda: layout_from(layout),
+        lambda: target_from(target),
+        lambda: rules_from(fusions),
     )
-    program = lower(model, chosen_layout)
+    program = _fused(lower(model, chosen_layout), rules)
     chosen_setting = setting(machine, profile, eta)
     if list_only:
         _list(program)
@@ -77,6 +87,15 @@ def command(
     graph = _choose(program, template, stage)
     cost = cost_pass(graph, chosen_setting) if costs else None
     _write(graph, cost, output, _title(graph, program, chosen_layout, chosen_setting), max_ops)
+
+
+def _fused(program: Program, rules: tuple[AnyRule, ...]) -> Program:
+    if not rules:
+        return program
+    from stepgraph.passes.fusing.programs import fuse
+
+    with rule_faults(rules):
+        return fuse(program, rules)[0]
 
 
 def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import click
@@ -15,6 +18,9 @@ from stepgraph.lowering.huggingface import load_model, parse_override
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.resolution import dp_from_gpus
+
+if TYPE_CHECKING:
+    from stepgraph.passes.fusing.grouping import AnyRule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +79,14 @@ MODEL_OPTIONS = (
     ),
 )
 
+FUSIONS_HELP = "Fuse by a rule set (none, basic) or a Python file, as in my_rules.py:rule+other; several with commas."
+
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def fusions_option(default: str) -> Callable[[F], F]:
+    """The --fusions option."""
+    return click.option("--fusions", default=default, show_default=True, metavar="SET|FILE", help=FUSIONS_HELP)
 
 
 def options(*groups: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
@@ -95,6 +108,37 @@ def model_from(config: str, overrides: tuple[str, ...]) -> Model:
 def target_from(name: str) -> Target:
     """The target of a --target option."""
     return load_target(name)
+
+
+def rules_from(text: str) -> tuple[AnyRule, ...]:
+    """The rules of a --fusions option. Raises: InputError."""
+    if text == "none":
+        return ()
+    from stepgraph.passes.fusing.sets import rules_of
+
+    return rules_of(text)
+
+
+@contextmanager
+def rule_faults(rules: Iterable[AnyRule]) -> Iterator[None]:
+    """Run what calls the rules' own checks: one that fails is the fault of its file, and refused as such.
+
+    Raises: InputError, naming the file and the line.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as failed:
+        cause = failed.__cause__ or failed
+        checks = (check for rule in rules for check in getattr(rule, "checks", ()))
+        files = {code.co_filename for check in checks if (code := getattr(check, "__code__", None)) is not None}
+        path = next((frame.filename for frame in extract_tb(cause.__traceback__) if frame.filename in files), None)
+        if path is None:
+            raise
+        from stepgraph.passes.fusing.sets import broken
+
+        raise broken(Path(path), cause) from failed
 
 
 def layout_from(values: Mapping[str, Any]) -> Layout:

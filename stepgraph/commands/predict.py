@@ -12,9 +12,12 @@ from stepgraph.commands.options import (
     JSON_OPTION,
     LAYOUT_OPTIONS,
     MODEL_OPTIONS,
+    fusions_option,
     layout_from,
     model_from,
     options,
+    rule_faults,
+    rules_from,
     target_from,
     together,
 )
@@ -24,11 +27,13 @@ Examples:
   stepgraph predict llama-3-8b --target h100
   stepgraph predict llama-3-70b --gpus 64 --tp 8 --pp 8 --global-batch 128 --target h200
   stepgraph predict config.json --set num_hidden_layers=4 --recompute full --json
+  stepgraph predict llama-3-8b --fusions basic
 """
 
 
 @click.command("predict", epilog=EPILOG)
 @options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS)
+@fusions_option("none")
 @click.option("--rank", type=int, help="Whose time to break down.  [default: a rank of the slowest stage]")
 @click.option("--check", is_flag=True, help="Verify every graph first.")
 @JSON_OPTION
@@ -38,6 +43,7 @@ def command(
     target: str,
     profile: str,
     eta: str,
+    fusions: str,
     rank: int | None,
     check: bool,
     as_json: bool,
@@ -49,12 +55,16 @@ def command(
     """
     from stepgraph.prediction import predict
 
-    model, chosen, machine = together(
-        lambda: model_from(config, overrides), lambda: layout_from(layout), lambda: target_from(target)
+    model, chosen, machine, rules = together(
+        lambda: model_from(config, overrides),
+        lambda: layout_from(layout),
+        lambda: target_from(target),
+        lambda: rules_from(fusions),
     )
     if check:
         _verify(model, chosen)
-    prediction = predict(model, chosen, machine, profile=profile, eta=eta, rank=rank)
+    with rule_faults(rules):
+        prediction = predict(model, chosen, machine, fusions=rules, profile=profile, eta=eta, rank=rank)
     if as_json:
         click.echo(json.dumps(prediction.to_json(), indent=2, allow_nan=False))
         return

@@ -1,0 +1,1 @@
+"""Fusion rules that come with the package; each names where the kernel exists."""

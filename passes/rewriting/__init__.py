@@ -1,0 +1,1 @@
+"""Rewrites that are handed to lowering: what computes the same in other ops."""

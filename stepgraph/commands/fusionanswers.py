@@ -1,0 +1,94 @@
+"""`--explain RULE@OP`: why a rule did or did not fuse with its result at an op, in its layer and across seams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from stepgraph.commands.fusionchecks import known_rule
+from stepgraph.commands.options import rule_faults
+from stepgraph.errors import did_you_mean, refuse
+from stepgraph.ir.graph import Graph
+from stepgraph.ir.program import LEFT, RIGHT, Program, seam_graph
+from stepgraph.ir.rewriting import Rewrite
+from stepgraph.passes.fusing.grouping import AnyRule, explain
+from stepgraph.passes.fusing.matching import Matcher
+from stepgraph.passes.fusing.pattern import FusionRule
+from stepgraph.passes.fusing.programs import seam_counts, template_counts
+
+
+@attrs.frozen
+class Answer:
+    """What there is to say about one place: a template, or the seam `left -> right`, and how often it occurs."""
+
+    where: str
+    times: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where} ({self.times} {'time' if self.times == 1 else 'times'}): {self.text}"
+
+
+@attrs.frozen
+class Question:
+    """A rule, and the templates with the op at which its result is looked for."""
+
+    rule: AnyRule
+    op: str
+    templates: tuple[str, ...]
+
+
+def question_from(text: str, rules: Sequence[AnyRule], program: Program) -> Question:
+    """What an --explain option asks: RULE@OP, the op alone or as `template/op`.
+
+    Raises: InputError, with a suggestion, for an unknown rule, template or op.
+    """
+    name, at, place = text.partition("@")
+    if not (name and at and place):
+        raise refuse("explain", "--explain", f"{text!r} is no question", "RULE@OP, as in add_rmsnorm@mlp.norm")
+    rule = known_rule(name, rules, "--explain")
+    template, slash, op = place.rpartition("/")
+    if slash and template not in program.by_name:
+        fix = did_you_mean(template, program.by_name)
+        raise refuse("explain", "--explain", f"no template {template!r}", fix=fix)
+    counts = template_counts(program)
+    graphs = [program[template]] if slash else [graph for graph in program.templates if counts[graph.name]]
+    found = tuple(graph.name for graph in graphs if op in graph.by_name)
+    if not found:
+        raise refuse("explain", "--explain", f"no op {op!r}", fix=_near(op, graphs))
+    return Question(rule, op, found)
+
+
+def _near(op: str, graphs: Sequence[Graph]) -> str:
+    fix = did_you_mean(op, {name for graph in graphs for name in graph.by_name})
+    return fix if fix.startswith("did") else "`stepgraph graph CONFIG --template T` lists the ops of a template"
+
+
+def answers(question: Question, program: Program) -> tuple[Answer, ...]:
+    """The answer for every template that has the op, and for its seams where those know more."""
+    rule, counts = question.rule, template_counts(program)
+    if isinstance(rule, Rewrite):
+        text = f"[relower] {rule.name} replaces ops by others: hand it to lower(..., rewrites=[...]); it fuses nothing"
+        return tuple(Answer(name, counts[name], text) for name in question.templates)
+    with rule_faults([rule]):
+        return tuple(answer for name in question.templates for answer in _answers(rule, question.op, name, program))
+
+
+def _answers(rule: FusionRule, op: str, template: str, program: Program) -> Iterator[Answer]:
+    graph = program[template]
+    matcher = Matcher(graph, rule)
+    inside = Answer(template, template_counts(program)[template], explain(graph, rule, op))
+    across = () if matcher.at(graph[op]) else tuple(_across(rule, op, template, program, inside.text))
+    yield from across or (inside,)
+
+
+def _across(rule: FusionRule, op: str, template: str, program: Program, inside: str) -> Iterator[Answer]:
+    """What the seams say beyond the layer itself: a match, or another miss."""
+    for (left, right), times in seam_counts(program).items():
+        for side, neighbour in ((RIGHT, right), (LEFT, left)):
+            if neighbour != template:
+                continue
+            text = explain(seam_graph(program, left, right), rule, side + op)
+            if text.replace(LEFT, "").replace(RIGHT, "") != inside:
+                yield Answer(f"{left} -> {right}", times, text)
