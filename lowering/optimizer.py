@@ -27,6 +27,9 @@ BUCKET_ELEMENTS_PER_RANK = 1_000_000
 Source: NVIDIA/Megatron-LM megatron/core/distributed/distributed_data_parallel.py.
 """
 
+SUM_REPLICATED = "sum_replicated"
+"""Origin of collectives over TP, not over data, in the step: gradients of parameters that TP replicates."""
+
 
 @attrs.frozen
 class StageParams:
@@ -108,7 +111,14 @@ def _emit(writer: Writer, kind: str, name: str, inputs: Sequence[Tensor], output
 
 
 def _move(
-    writer: Writer, name: str, kind: str, tensor: Tensor, place: tuple[str, ...], group: tuple[Axis, ...], pieces: int
+    writer: Writer,
+    name: str,
+    kind: str,
+    tensor: Tensor,
+    place: tuple[str, ...],
+    group: tuple[Axis, ...],
+    pieces: int,
+    origin: str = "optimizer",
 ) -> Tensor:
     """A collective on a flat buffer, issued in equal pieces. place: letters on which `group` splits the result."""
     at = dict.fromkeys((axis.name for axis in group), "p") if place else {}
@@ -124,7 +134,7 @@ def _move(
         group=group,
         module="step",
     )
-    return writer.emit(attrs.evolve(op, origin="optimizer")).outputs[0]
+    return writer.emit(attrs.evolve(op, origin=origin)).outputs[0]
 
 
 def _flat(name: str, elements: int, dtype: str, kind: Kind, pending: tuple[Axis, ...] = ()) -> Tensor:
@@ -137,7 +147,7 @@ def _reduce_small(writer: Writer, params: StageParams, ends: Axis | None) -> Non
     for i, (axes, elements) in enumerate(params.pending_tp):
         name = f"step.replicated_grads{f'.{i}' if i else ''}"
         grads = _flat(name, elements, PARAM_GRAD_DTYPE, Kind.GRAD, axes)
-        _move(writer, f"{name}.all_reduce", "all_reduce", grads, (), axes, 1)
+        _move(writer, f"{name}.all_reduce", "all_reduce", grads, (), axes, 1, SUM_REPLICATED)
     if ends and params.shared_with_other_end:
         grads = _flat("step.tied_grads", params.shared_with_other_end, PARAM_GRAD_DTYPE, Kind.GRAD, (ends,))
         _move(writer, "step.tied_grads.all_reduce", "all_reduce", grads, (), (ends,), 1)

@@ -22,6 +22,7 @@ from stepgraph.passes.exchanges import Exchange, exchanges
 from stepgraph.passes.footprint import static_bytes
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
 from stepgraph.passes.modelflops import Params, count_flops, count_params
+from stepgraph.passes.seating import seat, seating_note
 
 
 @attrs.frozen
@@ -115,8 +116,9 @@ def predict(
 ) -> Prediction:
     """Predict one training step.
 
-    model, target: what `load_model` and `load_target` return, or the names or paths that they take. profile: "reference" or "exact" HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets
-    to show (default: a rank of the slowest stage). Raises: InputError for an impossible layout or unknown names.
+    model, target: what `load_model` and `load_target` return, or the names or paths that they take. profile:
+    "reference" or "exact" HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets to show
+    (default: a rank of the slowest stage). Raises: InputError for an impossible layout or unknown names.
     """
     if fusions != "none":
         raise refuse("fusions", "fusions", f"no fusion set {fusions!r}", "'none': fusion is not modelled yet")
@@ -130,6 +132,8 @@ def predict(
     shown = _stage_of(rank, layout)
     chosen = setting(target, profile, eta)
     program = lower(model, layout)
+    machine, chosen = chosen.target, seat(chosen, program)
+    notes = (*notes, *seating_note(machine, chosen.target), *_dropping_note(layout))
     iteration = iterate(program, chosen)
     if not isfinite(iteration.step_s):
         raise refuse(
@@ -138,6 +142,14 @@ def predict(
     stage = iteration.slowest if shown is None else shown
     rank = stage * _ranks_per_stage(layout) if rank is None else rank
     return _assemble(model, layout, chosen, program, iteration, rank, stage, notes)
+
+
+def _dropping_note(layout: Layout) -> tuple[str, ...]:
+    """Dropped tokens are no work of this step, but they are work of the model."""
+    if layout.capacity_factor is None or layout.capacity_factor >= 1:
+        return ()
+    dropped = f"{1 - layout.capacity_factor:.0%} of the routed tokens"
+    return (f"capacity factor {layout.capacity_factor:g} drops {dropped}; MFU counts a model that drops none",)
 
 
 def _ranks_per_stage(layout: Layout) -> int:

@@ -65,12 +65,13 @@ def command(
     from stepgraph.lowering.lowering import lower
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
+    from stepgraph.passes.seating import seat
 
     model, chosen_layout, machine = together(
         lambda: model_from(config, overrides), lambda: layout_from(layout), lambda: target_from(target)
     )
     program = lower(model, chosen_layout)
-    chosen_setting = setting(machine, profile, eta)
+    chosen_setting = seat(setting(machine, profile, eta), program)
     if list_only:
         _list(program)
         return
