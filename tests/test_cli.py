@@ -184,10 +184,12 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
         (("--cp", "2"), "layout-not-modelled"),
         (("--ep", "2"), "ep-needs-experts"),
         (("--etp", "2"), "ep-needs-experts"),
+        (("--capacity-factor", "2"), "capacity_factor = 2.0, but llama-3-8b has no experts"),
+        (("--expert-imbalance", "3"), "expert_imbalance = 3.0, but llama-3-8b has no experts"),
         (("--dp", "3", "--gpus", "2"), "gpus-dp"),
         (("--pp", "8", "--global-batch", "100000000"), "too-many-micro-batches"),
         (("--vpp", "2"), "vpp-needs-pp"),
-        (("--vpp", "2", "--pp", "2"), "layout-not-modelled"),
+        (("--vpp", "2", "--pp", "2"), "`stepgraph graph --list --vpp 2` shows the chunks. [layout-not-modelled]"),
         (("--zero", "3"), "zero"),
         (("--schedule", "gpipe"), "schedule"),
         (("--recompute", "some"), "recompute"),
@@ -203,6 +205,22 @@ def test_impossible_options_are_refused_with_a_code(options: tuple[str, ...], ex
     stderr = refused("predict", "llama-3-8b", *options)
     assert expected in stderr
     assert stderr.startswith("error: ")
+
+
+def test_every_unknown_name_is_reported_at_once() -> None:
+    stderr = refused("predict", "llama-3-8b", "--profile", "foo", "--eta", "bar")
+    assert [line.split(":")[1] for line in stderr.splitlines()] == [" --profile", " --eta"]
+
+
+def test_the_list_names_ranks_and_chunks_and_each_step_once() -> None:
+    result = run("graph", "llama-3-8b", "--pp", "4", "--vpp", "3", "--list")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("stage")]
+    assert lines[0] == "stage 0 (rank 0, chunk 0): embedding, dense x 2, send | step.0"
+    assert lines[4] == "stage 4 (rank 0, chunk 1): recv, dense x 3, send"
+    assert sum("| step" in line for line in lines) == 4  # one per rank, for all its chunks
+    # 32 = 12 x 2 + 8: eight stages around the middle get a third layer
+    assert "32 layers over 12 stages are uneven (2 2 3 3 3 3 3 3 3 3 2 2)" in result.stderr
+    assert run("graph", "llama-3-8b", "--pp", "4", "--vpp", "2", "--list").stderr == ""
 
 
 def test_tp_3_with_32_heads_names_the_nearest_possible_values() -> None:

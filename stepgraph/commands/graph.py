@@ -89,11 +89,20 @@ def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> s
 
 def _list(program: Program) -> None:
     from stepgraph.ir.program import shown_runs
+    from stepgraph.lowering.resolution import uneven_stages_note
+    from stepgraph.lowering.stages import layers_per_stage
 
     for graph in program.templates:
         click.echo(f"{graph.name}: {len(graph.ops)} ops")
+    ranks = 1 + max(stage.rank for stage in program.stages)
     for index, stage in enumerate(program.stages):
-        click.echo(f"stage {index}: {shown_runs(stage.runs)} | {stage.step}")
+        chunk = index // ranks
+        place = f" (rank {stage.rank}, chunk {chunk})" if len(program.stages) > ranks else ""
+        step = f" | {stage.step}" if chunk == 0 else ""  # once per rank, for the parameters of all its chunks
+        click.echo(f"stage {index}{place}: {shown_runs(stage.runs)}{step}")
+    uneven = uneven_stages_note(layers_per_stage(program))
+    if uneven:
+        click.echo(f"warning: {uneven}", err=True)
 
 
 def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
