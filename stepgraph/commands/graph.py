@@ -132,8 +132,7 @@ def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str, ma
     from stepgraph.rendering import render
 
     if output.suffix == ".txt":
-        output.write_text(dump(graph, cost_columns(cost) if cost else None))
-        engine = "text"
+        engine = render(dump(graph, cost_columns(cost) if cost else None), output)
     else:
         limit = len(graph.ops) if output.suffix == ".dot" else max_ops  # text needs no layout
         engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title, max_ops=limit), output)
