@@ -42,6 +42,10 @@ def _needless_problems(layout: Layout, model: Model) -> Iterator[Problem]:
         if getattr(layout, name) > 1:
             what = f"{name} = {getattr(layout, name)}, but {model.name} has no experts"
             yield Problem("ep-needs-experts", name, what, "1", "nearest possible: 1")
+    for name, neutral in (("capacity_factor", None), ("expert_imbalance", 1.0)):
+        if getattr(layout, name) != neutral:
+            what = f"{name} = {getattr(layout, name)}, but {model.name} has no experts"
+            yield Problem("ep-needs-experts", name, what, fix="leave it out")
 
 
 def _dividing_problems(layout: Layout, model: Model) -> Iterator[Problem]:

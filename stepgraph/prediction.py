@@ -14,12 +14,13 @@ from stepgraph.ir.program import Program, Stage, shown_runs
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
-from stepgraph.lowering.model import Model
+from stepgraph.lowering.model import Experts, Model
 from stepgraph.lowering.resolution import resolve_layout, uneven_stages_note
+from stepgraph.lowering.stages import layers_per_stage
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.exchanges import Exchange, exchanges
-from stepgraph.passes.footprint import static_bytes
+from stepgraph.passes.footprint import expert_share, static_bytes
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
 from stepgraph.passes.modelflops import Params, count_flops, count_params
 from stepgraph.passes.seating import seat, seating_note
@@ -127,7 +128,11 @@ def predict(
     layout, notes = resolve_layout(layout, model)
     if layout.vpp > 1:
         raise refuse(
-            "layout-not-modelled", "vpp", "the interleaved schedule is not modelled yet", "1", "lower shows chunks"
+            "layout-not-modelled",
+            "vpp",
+            "the interleaved schedule is not modelled yet",
+            "1",
+            f"`stepgraph graph --list --vpp {layout.vpp}` shows the chunks",
         )
     shown = _stage_of(rank, layout)
     chosen = setting(target, profile, eta)
@@ -183,10 +188,7 @@ def _assemble(
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
     found = exchanges(program, chosen.target)
-    held = max(static_bytes(program[stage.step], model.dtype) for stage in program.stages)
-    ends = ("embedding", "recv", "send", "head")
-    uneven = uneven_stages_note([sum(r.count for r in s.runs if r.template not in ends) for s in program.stages])
-    findings = Findings(n, uneven, found, held, chosen.target.hbm.size_bytes)
+    findings = _findings(program, found, model, layout, chosen.target)
     return Prediction(
         model=model.name,
         target=chosen.target.name,
@@ -211,6 +213,22 @@ def _assemble(
         all_to_alls=found,
         warnings=(*model.warnings, *advise(iteration, findings)),
         notes=notes,
+    )
+
+
+def _findings(program: Program, found: tuple[Exchange, ...], model: Model, layout: Layout, target: Target) -> Findings:
+    held = {stage.rank: static_bytes(program[stage.step], model.dtype) for stage in program.stages}
+    fullest = max(held, key=lambda rank: held[rank])
+    experts = max((layer.mlp.experts for layer in model.distinct_layers if isinstance(layer.mlp, Experts)), default=0)
+    return Findings(
+        microbatches=program.microbatches,
+        uneven_layers=uneven_stages_note(layers_per_stage(program)),
+        exchanges=found,
+        static_bytes=held[fullest],
+        hbm_bytes=target.hbm.size_bytes,
+        expert_share=expert_share(program, fullest),
+        experts_per_rank=experts // layout.ep,
+        scale_up_ranks=target.scale_up.domain or 1,
     )
 
 

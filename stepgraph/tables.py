@@ -25,10 +25,13 @@ _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 VISIBLE_SHARE = 1e-6
 """Buckets below this share of the step are rounding, not causes."""
 
+SHORTEST_S = 1e-7
+"""What would print as `0.0 us` or nearly so is what rounding has left of nothing."""
+
 
 def seconds(value: float) -> str:
     """A duration with the unit that suits it."""
-    if value == 0:
+    if value < SHORTEST_S:
         return "0"
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= scale:
@@ -55,6 +58,18 @@ def _console() -> Console:
     return Console(highlight=False, width=WIDTH, soft_wrap=True)
 
 
+def _show(console: Console, table: Table) -> None:
+    """Print a table without the blanks that fill its last column."""
+    with console.capture() as kept:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in kept.get().splitlines()))
+
+
+def _bar(console: Console) -> str:
+    """What bars are made of: a block where the terminal's encoding has it."""
+    return "█" if console.encoding.lower().startswith("utf") else "#"
+
+
 def show_prediction(p: Prediction) -> None:
     """The step, its buckets, its stages and what to know about it."""
     console = _console()
@@ -66,10 +81,10 @@ def show_prediction(p: Prediction) -> None:
     for line in _headline(p):
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
-    console.print(_buckets(p))
+    _show(console, _buckets(p, _bar(console)))
     if len(p.stages) > 1:
         console.print("\nStages: forward, backward and kernels of one micro-batch, wait and idle of the step:\n")
-        console.print(_stages(p))
+        _show(console, _stages(p))
     for title, texts in (("warning", p.warnings), ("note", p.notes)):
         for text in texts:
             console.print(f"{title}: {escape(text)}", style="yellow" if title == "warning" else "dim")
@@ -88,12 +103,12 @@ def _headline(p: Prediction) -> tuple[str, ...]:
     )
 
 
-def _buckets(p: Prediction) -> Table:
+def _buckets(p: Prediction, bar: str) -> Table:
     table = _table("bucket", "time", "share", "")
     for name, value in attrs.asdict(p.buckets_s).items():
         share = value / p.step_time_s
         if share > VISIBLE_SHARE:
-            table.add_row(name, seconds(value), f"{share:.1%}", "█" * round(40 * share))
+            table.add_row(name, seconds(value), f"{share:.1%}", bar * round(40 * share))
     table.columns[-1].justify = "left"
     return table
 
@@ -127,10 +142,9 @@ def show_flops(
     whole = sum(family.total for family in families.values())
     for name, f in families.items():
         table.add_row(name, f"{f.fwd:,}", f"{f.dgrad:,}", f"{f.wgrad:,}", f"{f.total / whole:.1%}")
-    table.add_section()
     sums = [sum(getattr(f, part) for f in families.values()) for part in ("fwd", "dgrad", "wgrad")]
     table.add_row("total", *(f"{value:,}" for value in sums), "")
-    console.print(table)
+    _show(console, table)
 
 
 def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
@@ -143,7 +157,7 @@ def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
             row["kind"], row["rule"], _passes(ref), str(ref["kernels"]), _passes(exact), str(exact["kernels"]),
             row["flops"], ", ".join(row["backward"]),
         )  # fmt: skip
-    console.print(table)
+    _show(console, table)
     if not sources:
         console.print("\nr + w: HBM passes over each operand and each result; one number stands for all of them.")
         return
@@ -174,7 +188,7 @@ def show_targets(targets: Sequence[Target]) -> None:
             scaled(t.nic.bandwidth_bytes_per_s, "B/s"),
         )
     console = _console()
-    console.print(table)
+    _show(console, table)
     console.print("\nRates are per GPU and direction. `stepgraph targets NAME` names the source of every figure.")
 
 
@@ -203,6 +217,6 @@ def show_models(rows: Sequence[Mapping[str, object]], families: Sequence[str]) -
         keys = ("stack", "hidden", "heads", "vocab", "max_positions", "dtype")
         table.add_row(str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys))
     console = _console()
-    console.print(table)
+    _show(console, table)
     console.print("\nA path to any config.json of a supported family works wherever a name does. Families:")
     console.print(", ".join(families))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from stepgraph.cli import COMMANDS, main
 from stepgraph.passes.buckets import NAMES
+from stepgraph.tables import seconds
 
 CONFIGS = Path(__file__).parents[1] / "lowering/configs"
 
@@ -63,6 +66,61 @@ def test_predict_json_has_the_documented_fields() -> None:
         assert name in found
 
 
+def fields(found: object) -> set[str]:
+    """Every key at any depth."""
+    if isinstance(found, list):
+        return set().union(*map(fields, found))
+    return set(found).union(*map(fields, found.values())) if isinstance(found, dict) else set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "llama-3-8b", "--pp", "2", "--global-batch", "8"),
+        ("predict", "mixtral-8x7b", "--gpus", "8", "--ep", "8"),
+        ("flops", "mixtral-8x7b", "--set", "num_hidden_layers=1"),
+    ],
+)
+def test_every_field_of_the_json_is_documented(arguments: tuple[str, ...]) -> None:
+    text = (Path(__file__).parents[1] / "docs/json.md").read_text(encoding="utf-8")
+    found = run_json(*arguments)
+    if arguments[0] == "flops":
+        found["families"] = list(found["families"].values())  # named by what the model has
+    assert {name for name in fields(found) if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("arguments", [("predict", "llama-3-8b", "--pp", "2"), ("flops", "llama-3-8b"), ("models",)])
+def test_tables_have_no_blanks_at_the_end_of_a_line(arguments: tuple[str, ...]) -> None:
+    lines = run(*arguments).stdout.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    if arguments[0] == "flops":
+        assert "" not in lines[3:]  # below the title of the table
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0, "0"), (7e-8, "0"), (2e-7, "0.2 us"), (0.0025, "2.500 ms")])
+def test_durations(value: float, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_bars_are_drawn_with_what_the_terminal_has(encoding: str) -> None:
+    result = CliRunner(charset=encoding).invoke(main, ["predict", "llama-3-8b"])
+    assert result.exit_code == 0
+    assert "####" in result.stdout
+    assert "?" not in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["predict", "--help"], ["--version"], ["targets"]])
+def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "stepgraph", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output could not be written: No space left on device [output]\n"
+
+
 def test_predict_prints_a_table() -> None:
     result = run("predict", "llama-3-8b", "--gpus", "16", "--tp", "4", "--pp", "2", "--global-batch", "8")
     assert result.exit_code == 0
@@ -96,8 +154,9 @@ def test_flops_json_has_the_documented_fields() -> None:
     )
     assert set(found["params"]) >= {"total", "active", "embedding"}
     assert list(found["families"]) == ["qkv", "sdpa", "attn_out", "mlp_up", "mlp_down", "lm_head"]
-    assert set(found["families"]["sdpa"]) == {"fwd", "bwd"}
-    assert set(found["families"]["qkv"]) == {"fwd", "dgrad", "wgrad"}
+    assert all(set(family) == {"fwd", "dgrad", "wgrad"} for family in found["families"].values())
+    sdpa = found["families"]["sdpa"]
+    assert (sdpa["dgrad"], sdpa["wgrad"]) == (2 * sdpa["fwd"], 0)
     # 4 m h s head_dim per layer: m = 2 x 4100 tokens, 32 heads of 128
     assert found["families"]["sdpa"]["fwd"] == 32 * 4 * (2 * 4100) * 4100 * 32 * 128
 
@@ -184,10 +243,12 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
         (("--cp", "2"), "layout-not-modelled"),
         (("--ep", "2"), "ep-needs-experts"),
         (("--etp", "2"), "ep-needs-experts"),
+        (("--capacity-factor", "2"), "capacity_factor = 2.0, but llama-3-8b has no experts"),
+        (("--expert-imbalance", "3"), "expert_imbalance = 3.0, but llama-3-8b has no experts"),
         (("--dp", "3", "--gpus", "2"), "gpus-dp"),
         (("--pp", "8", "--global-batch", "100000000"), "too-many-micro-batches"),
         (("--vpp", "2"), "vpp-needs-pp"),
-        (("--vpp", "2", "--pp", "2"), "layout-not-modelled"),
+        (("--vpp", "2", "--pp", "2"), "`stepgraph graph --list --vpp 2` shows the chunks. [layout-not-modelled]"),
         (("--zero", "3"), "zero"),
         (("--schedule", "gpipe"), "schedule"),
         (("--recompute", "some"), "recompute"),
@@ -203,6 +264,22 @@ def test_impossible_options_are_refused_with_a_code(options: tuple[str, ...], ex
     stderr = refused("predict", "llama-3-8b", *options)
     assert expected in stderr
     assert stderr.startswith("error: ")
+
+
+def test_every_unknown_name_is_reported_at_once() -> None:
+    stderr = refused("predict", "llama-3-8b", "--profile", "foo", "--eta", "bar")
+    assert [line.split(":")[1] for line in stderr.splitlines()] == [" --profile", " --eta"]
+
+
+def test_the_list_names_ranks_and_chunks_and_each_step_once() -> None:
+    result = run("graph", "llama-3-8b", "--pp", "4", "--vpp", "3", "--list")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("stage")]
+    assert lines[0] == "stage 0 (rank 0, chunk 0): embedding, dense x 2, send | step.0"
+    assert lines[4] == "stage 4 (rank 0, chunk 1): recv, dense x 3, send"
+    assert sum("| step" in line for line in lines) == 4  # one per rank, for all its chunks
+    # 32 = 12 x 2 + 8: eight stages around the middle get a third layer
+    assert "32 layers over 12 stages are uneven (2 2 3 3 3 3 3 3 3 3 2 2)" in result.stderr
+    assert run("graph", "llama-3-8b", "--pp", "4", "--vpp", "2", "--list").stderr == ""
 
 
 def test_tp_3_with_32_heads_names_the_nearest_possible_values() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import attrs
 import click
@@ -26,7 +25,7 @@ Examples:
     type=click.Choice(["causal", "full"]),
     default="causal",
     show_default=True,
-    help="Count half of the attention square, or all of it.",
+    help="Count half of the attention square, or all of it, also where the model has windows.",
 )
 @JSON_OPTION
 def command(
@@ -41,13 +40,10 @@ def command(
     parts = count_parts(model, positive("micro-batch", micro_batch), seq)
     params, families = count_params(parts), count_flops(parts, attention=attention)
     if as_json:
+        found = {name: attrs.asdict(family) for name, family in families.items()}
         what = {"model": model.name, "seq": seq, "micro_batch": micro_batch, "attention": attention}
-        click.echo(json.dumps({**what, "params": attrs.asdict(params), "families": _to_json(families)}, indent=2))
+        click.echo(json.dumps({**what, "params": attrs.asdict(params), "families": found}, indent=2))
         return
     from stepgraph.tables import show_flops
 
     show_flops(model, params, families, seq, micro_batch, attention)
-
-
-def _to_json(families: dict[str, Any]) -> dict[str, dict[str, int]]:
-    return {name: {"fwd": f.fwd, "bwd": f.dgrad} if name == "sdpa" else attrs.asdict(f) for name, f in families.items()}

@@ -90,11 +90,20 @@ def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> s
 
 def _list(program: Program) -> None:
     from stepgraph.ir.program import shown_runs
+    from stepgraph.lowering.resolution import uneven_stages_note
+    from stepgraph.lowering.stages import layers_per_stage
 
     for graph in program.templates:
         click.echo(f"{graph.name}: {len(graph.ops)} ops")
+    ranks = 1 + max(stage.rank for stage in program.stages)
     for index, stage in enumerate(program.stages):
-        click.echo(f"stage {index}: {shown_runs(stage.runs)} | {stage.step}")
+        chunk = index // ranks
+        place = f" (rank {stage.rank}, chunk {chunk})" if len(program.stages) > ranks else ""
+        step = f" | {stage.step}" if chunk == 0 else ""  # once per rank, for the parameters of all its chunks
+        click.echo(f"stage {index}{place}: {shown_runs(stage.runs)}{step}")
+    uneven = uneven_stages_note(layers_per_stage(program))
+    if uneven:
+        click.echo(f"warning: {uneven}", err=True)
 
 
 def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
@@ -124,8 +133,7 @@ def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str, ma
     from stepgraph.rendering import render
 
     if output.suffix == ".txt":
-        output.write_text(dump(graph, cost_columns(cost) if cost else None))
-        engine = "text"
+        engine = render(dump(graph, cost_columns(cost) if cost else None), output)
     else:
         limit = len(graph.ops) if output.suffix == ".dot" else max_ops  # text needs no layout
         engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title, max_ops=limit), output)
