@@ -102,6 +102,20 @@ def test_flops_json_has_the_documented_fields() -> None:
     assert found["families"]["sdpa"]["fwd"] == 32 * 4 * (2 * 4100) * 4100 * 32 * 128
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--seq", "5000"), "seq-positions"),  # the table has 1024 rows
+        (("--seq", "0"), "layout-value"),
+        (("--micro-batch", "0"), "layout-value"),
+        (("--micro-batch", "1000000000"), "too-many-tokens"),
+    ],
+)
+def test_flops_has_the_limits_of_predict(options: tuple[str, ...], code: str) -> None:
+    assert code in refused("flops", "gpt2-xl", *options)
+    assert code in refused("predict", "gpt2-xl", *options)
+
+
 def test_tables_of_ops_targets_and_models() -> None:
     assert "rmsnorm_dx" in run("ops").stdout
     assert "arXiv:1910.07467" in run("ops", "rmsnorm").stdout
