@@ -172,11 +172,7 @@ def _prediction_modules(family: Family, keys: Keys) -> int:
     counts = [
         keys.optional_integer((key,), default, minimum=0) for key, default in zip(family.mtp, defaults, strict=True)
     ]
-    mtp = math.prod(count or 0 for count in counts)
-    if mtp:
-        what = "module is" if mtp == 1 else "modules are"
-        keys.warnings.append(f"{mtp} multi-token prediction {what} recorded but not part of the training step")
-    return mtp
+    return math.prod(count or 0 for count in counts)
 
 
 def _check_fixed(family: Family, keys: Keys, hidden: int | None) -> None:

@@ -15,6 +15,7 @@ from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout, uneven_stages_note
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.buckets import Buckets
@@ -166,7 +167,7 @@ def _assemble(
     assert layout.global_batch is not None and layout.seq is not None  # resolved
     cost = iteration.stages[stage]
     tokens_per_s = layout.global_batch * layout.seq / iteration.step_s
-    parts = count_parts(model, 1, layout.seq)
+    parts = count_parts(model, 1, layout.seq, layout.mtp)
     params = count_params(parts)
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
@@ -197,7 +198,7 @@ def _assemble(
         backward_over_forward=_backward_over_forward(iteration.stages),
         stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
         all_to_alls=found,
-        warnings=(*model.warnings, *advise(iteration, findings)),
+        warnings=(*model.warnings, *mtp_warnings(layout, model), *advise(iteration, findings)),
         notes=notes,
     )
 

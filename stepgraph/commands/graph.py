@@ -63,6 +63,7 @@ def command(
     Without -o the graph is printed as text, one op per line.
     """
     from stepgraph.lowering.lowering import lower
+    from stepgraph.lowering.mtpchecks import mtp_warnings
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
 
@@ -71,6 +72,8 @@ def command(
     )
     program = lower(model, chosen_layout)
     chosen_setting = setting(machine, profile, eta)
+    for text in (*model.warnings, *mtp_warnings(chosen_layout, model)):
+        click.echo(f"warning: {text}", err=True)
     if list_only:
         _list(program)
         return
