@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +36,7 @@ def model_names() -> tuple[str, ...]:
     return carried_names()
 
 
-def load_model(path_or_name: str | Path, overrides: Mapping[str, object] = NO_OVERRIDES) -> Model:
+def load_model(path_or_name: str | os.PathLike[str], overrides: Mapping[str, object] = NO_OVERRIDES) -> Model:
     """The model that a carried name or the path of a config.json describes.
 
     overrides: raw config keys that replace those of the file, checked as the file is; None takes a key away. A key
@@ -45,7 +46,7 @@ def load_model(path_or_name: str | Path, overrides: Mapping[str, object] = NO_OV
     """
     path = locate(path_or_name)
     config = read_config(path)
-    carried = path.stem if str(path_or_name).lower() == path.stem else ""
+    carried = path.stem if os.fspath(path_or_name).lower() == path.stem else ""
     source = carried or str(path)
     return _read(carried or _name_of(path), source, config, overrides)
 

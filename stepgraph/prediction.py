@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import isfinite
 
 import attrs
@@ -105,9 +106,9 @@ class Prediction:
 
 
 def predict(
-    model: Model | str,
+    model: Model | str | os.PathLike[str],
     layout: Layout,
-    target: Target | str,
+    target: Target | str | os.PathLike[str],
     *,
     fusions: str = "none",
     profile: str = "reference",
@@ -121,8 +122,8 @@ def predict(
     """
     if fusions != "none":
         raise refuse("fusions", "fusions", f"no fusion set {fusions!r}", "'none': fusion is not modelled yet")
-    model = load_model(model) if isinstance(model, str) else model
-    target = load_target(target) if isinstance(target, str) else target
+    model = model if isinstance(model, Model) else load_model(model)
+    target = target if isinstance(target, Target) else load_target(target)
     layout, notes = resolve_layout(layout, model)
     if layout.vpp > 1:
         raise refuse(
