@@ -110,7 +110,7 @@ class Keys:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, list) and all(isinstance(entry, int) and entry >= 0 for entry in value):
+        if isinstance(value, list) and all(type(entry) is int and entry >= 0 for entry in value):  # true is no 1
             return value
         self.note("config-type", key, f"is {show(value)}", "a list of whole numbers")
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +37,7 @@ def model_names() -> tuple[str, ...]:
     return carried_names()
 
 
-def load_model(path_or_name: str | Path, overrides: Mapping[str, object] = NO_OVERRIDES) -> Model:
+def load_model(path_or_name: str | os.PathLike[str], overrides: Mapping[str, object] = NO_OVERRIDES) -> Model:
     """The model that a carried name or the path of a config.json describes.
 
     overrides: raw config keys that replace those of the file, checked as the file is; None takes a key away. A key
@@ -46,7 +47,7 @@ def load_model(path_or_name: str | Path, overrides: Mapping[str, object] = NO_OV
     """
     path = locate(path_or_name)
     config = read_config(path)
-    carried = path.stem if str(path_or_name).lower() == path.stem else ""
+    carried = path.stem if os.fspath(path_or_name).lower() == path.stem else ""
     source = carried or str(path)
     return _read(carried or _name_of(path), source, config, overrides)
 
@@ -181,11 +182,7 @@ def _prediction_modules(family: Family, keys: Keys) -> int:
     counts = [
         keys.optional_integer((key,), default, minimum=0) for key, default in zip(family.mtp, defaults, strict=True)
     ]
-    mtp = math.prod(count or 0 for count in counts)
-    if mtp:
-        what = "module is" if mtp == 1 else "modules are"
-        keys.warnings.append(f"{mtp} multi-token prediction {what} recorded but not part of the training step")
-    return mtp
+    return math.prod(count or 0 for count in counts)
 
 
 def _check_fixed(family: Family, keys: Keys, hidden: int | None) -> None:

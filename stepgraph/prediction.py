@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import isfinite
 
 import attrs
@@ -15,6 +16,7 @@ from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Experts, Model
+from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout, uneven_stages_note
 from stepgraph.lowering.stages import layers_per_stage
 from stepgraph.passes.base import Setting, setting
@@ -106,9 +108,9 @@ class Prediction:
 
 
 def predict(
-    model: Model | str,
+    model: Model | str | os.PathLike[str],
     layout: Layout,
-    target: Target | str,
+    target: Target | str | os.PathLike[str],
     *,
     fusions: str = "none",
     profile: str = "reference",
@@ -123,8 +125,8 @@ def predict(
     """
     if fusions != "none":
         raise refuse("fusions", "fusions", f"no fusion set {fusions!r}", "'none': fusion is not modelled yet")
-    model = load_model(model) if isinstance(model, str) else model
-    target = load_target(target) if isinstance(target, str) else target
+    model = model if isinstance(model, Model) else load_model(model)
+    target = target if isinstance(target, Target) else load_target(target)
     layout, notes = resolve_layout(layout, model)
     if layout.vpp > 1:
         raise refuse(
@@ -183,7 +185,7 @@ def _assemble(
     assert layout.global_batch is not None and layout.seq is not None  # resolved
     cost = iteration.stages[stage]
     tokens_per_s = layout.global_batch * layout.seq / iteration.step_s
-    parts = count_parts(model, 1, layout.seq)
+    parts = count_parts(model, 1, layout.seq, layout.mtp)
     params = count_params(parts)
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
@@ -211,7 +213,7 @@ def _assemble(
         backward_over_forward=_backward_over_forward(iteration.stages),
         stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
         all_to_alls=found,
-        warnings=(*model.warnings, *advise(iteration, findings)),
+        warnings=(*model.warnings, *mtp_warnings(layout, model), *advise(iteration, findings)),
         notes=notes,
     )
 

@@ -61,20 +61,35 @@ def render(dot: str, path: Path) -> str:
 
     Raises: InputError (image-format, no-folder, no-engine, engine-format, engine-failed, engine-timeout).
     """
-    suffix = path.suffix.lower().removeprefix(".")
+    suffix = suffix_of(path)
     if suffix not in (*PICTURES, *TEXT_SUFFIXES):
         known = ", ".join(f".{known}" for known in (*PICTURES, *TEXT_SUFFIXES))
         raise refuse("image-format", str(path), f"no format for the suffix {path.suffix!r}", f"one of {known}")
-    if not path.parent.is_dir():
-        raise refuse("no-folder", str(path), f"there is no folder {path.parent}", fix="make the folder first")
     if suffix in TEXT_SUFFIXES:
-        _write(path, dot.encode())
-        return "text"
+        return write_text(dot, path)
+    _check_folder(path)
     engine = find_engine(suffix)
     if engine is None:
         raise _without_engine(dot, path, suffix)
     _write(path, _picture(dot, path, suffix, engine))
     return engine.name
+
+
+def suffix_of(path: Path) -> str:
+    """The format that a path asks for, in lower case and without the point."""
+    return path.suffix.lower().removeprefix(".")
+
+
+def write_text(text: str, path: Path) -> str:
+    """Write a text into `path`, whole or not at all. Returns: "text". Raises: InputError (no-folder, not-written)."""
+    _check_folder(path)
+    _write(path, text.encode())
+    return "text"
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise refuse("no-folder", str(path), f"there is no folder {path.parent}", fix="make the folder first")
 
 
 def _found() -> Iterator[Engine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stepgraph.hwtargets.target import Target
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
 from stepgraph.passes.modelflops import Family, Params
 from stepgraph.prediction import Prediction
@@ -74,7 +75,7 @@ def show_prediction(p: Prediction) -> None:
     """The step, its buckets, its stages and what to know about it."""
     console = _console()
     layout = p.layout
-    sizes = f"tp {layout.tp}{' (sp)' if layout.sp else ''}, pp {layout.pp}, dp {layout.dp}, zero {layout.zero}"
+    sizes = ", ".join(_sizes(layout))
     batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {p.n_microbatches} micro-batches"
     console.print(f"{escape(p.model)} on {p.gpus} x {escape(p.target)}: {sizes}", style="bold")
     console.print(f"{batch}, seq {layout.seq}, recompute {layout.recompute}, profile {p.profile}, eta {p.eta}\n")
@@ -90,6 +91,30 @@ def show_prediction(p: Prediction) -> None:
             console.print(f"{title}: {escape(text)}", style="yellow" if title == "warning" else "dim")
 
 
+def _sizes(layout: Layout) -> Iterator[str]:
+    """The layout in short: the usual sizes always, the others where they are not their defaults."""
+    yield f"tp {layout.tp}{' (sp)' if layout.sp else ''}"
+    yield from _unusual(layout, "cp", "ep", "etp")
+    yield f"pp {layout.pp}"
+    yield from _unusual(layout, "vpp")
+    yield f"dp {layout.dp}"
+    yield f"zero {layout.zero}"
+    yield from _unusual(layout, "mtp", "capacity_factor", "expert_imbalance", "pad_vocab")
+
+
+def _unusual(layout: Layout, *names: str) -> Iterator[str]:
+    usual = Layout()
+    for name in names:
+        if getattr(layout, name) != getattr(usual, name):
+            yield f"{name.replace('_', ' ')} {getattr(layout, name):g}"
+
+
+def _parameters(params: Params) -> str:
+    """All of them, and the active ones where a token does not visit all."""
+    active = f"   {params.active:,} active" if params.active < params.total else ""
+    return f"{params.total:,}{active}"
+
+
 def _headline(p: Prediction) -> tuple[str, ...]:
     closed = seconds(p.step_time_closed_form_s)
     return (
@@ -99,7 +124,7 @@ def _headline(p: Prediction) -> tuple[str, ...]:
         f"bubble          {p.bubble.simulated:.1%} simulated   {p.bubble.closed_form:.1%} by (P - 1)/n",
         f"roofline        {seconds(p.roofline_s)}: what max(F/peak, B/beta) per op would have said",
         f"kernels         {p.kernels_per_rank:,} per rank and step",
-        f"parameters      {p.params.total:,}",
+        f"parameters      {_parameters(p.params)}",
     )
 
 

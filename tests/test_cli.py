@@ -128,6 +128,26 @@ def test_predict_prints_a_table() -> None:
         assert word in result.stdout
 
 
+def test_the_table_says_what_is_out_of_the_ordinary() -> None:
+    dense = run("predict", "llama-3-8b", "--gpus", "2").stdout
+    assert dense.startswith("llama-3-8b on 2 x h100: tp 1, pp 1, dp 2, zero 1\n")
+    assert "parameters      8,030,261,248\n" in dense
+    options = ("--gpus", "16", "--tp", "2", "--ep", "4", "--etp", "2", "--seq", "64")
+    sparse = run("predict", "mixtral-8x7b", *options, "--capacity-factor", "1.25", "--pad-vocab", "128").stdout
+    line = (
+        "mixtral-8x7b on 16 x h100: tp 2 (sp), ep 4, etp 2, pp 1, dp 8, zero 1, capacity factor 1.25, pad vocab 128\n"
+    )
+    assert sparse.startswith(line)
+    # of 8 experts of 3 x 4096 x 14336 in 32 layers a token leaves out 6
+    total = 46_702_792_704
+    active = total - 32 * 6 * 3 * 4096 * 14336
+    assert f"parameters      {total:,}   {active:,} active\n" in sparse
+    further = run(
+        "predict", "deepseek-v3", "--gpus", "64", "--pp", "8", "--ep", "8", "--seq", "64", "--mtp", "1"
+    ).stdout
+    assert further.startswith("deepseek-v3 on 64 x h100: tp 1, ep 8, pp 8, dp 8, zero 1, mtp 1\n")
+
+
 def test_the_rank_option_chooses_the_stage() -> None:
     arguments = ("predict", "llama-3-8b", "--pp", "4", "--tp", "2", "--global-batch", "16")
     first, last = (run_json(*arguments, "--rank", rank) for rank in ("1", "7"))
@@ -159,6 +179,20 @@ def test_flops_json_has_the_documented_fields() -> None:
     assert (sdpa["dgrad"], sdpa["wgrad"]) == (2 * sdpa["fwd"], 0)
     # 4 m h s head_dim per layer: m = 2 x 4100 tokens, 32 heads of 128
     assert found["families"]["sdpa"]["fwd"] == 32 * 4 * (2 * 4100) * 4100 * 32 * 128
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--seq", "5000"), "seq-positions"),  # the table has 1024 rows
+        (("--seq", "0"), "layout-value"),
+        (("--micro-batch", "0"), "layout-value"),
+        (("--micro-batch", "1000000000"), "too-many-tokens"),
+    ],
+)
+def test_flops_has_the_limits_of_predict(options: tuple[str, ...], code: str) -> None:
+    assert code in refused("flops", "gpt2-xl", *options)
+    assert code in refused("predict", "gpt2-xl", *options)
 
 
 def test_tables_of_ops_targets_and_models() -> None:
@@ -197,6 +231,25 @@ def test_graph_writes_dot_and_text_files(tmp_path: Path) -> None:
         result = run("graph", "llama-3-8b", "--tp", "2", "-o", str(tmp_path / name))
         assert result.exit_code == 0, result.output
         assert start in (tmp_path / name).read_text()
+
+
+def test_a_folder_that_is_not_there_is_refused_whatever_the_suffix(tmp_path: Path) -> None:
+    for name in ("x.txt", "x.TXT", "x.dot", "x.svg"):
+        assert "[no-folder]" in refused("graph", "llama-3-8b", "-o", str(tmp_path / "nowhere" / name))
+
+
+def test_a_suffix_in_capitals_means_the_same(tmp_path: Path) -> None:
+    for name, start in (("layer.TXT", "graph dense"), ("layer.Dot", "digraph")):
+        result = run("graph", "llama-3-8b", "--max-ops", "1", "-o", str(tmp_path / name))  # no limit for a text
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / name).read_text().startswith(start)
+
+
+@pytest.mark.parametrize("stages", ["E|t*16|t*16|L", "Et*16|t*16||L"])
+def test_graph_shows_the_first_layer_wherever_it_runs(stages: str) -> None:
+    result = run("graph", "llama-3-8b", "--pp", "4", "--pipeline-layout", stages)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("graph dense")
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -306,6 +359,27 @@ def test_unknown_templates_stages_kinds_and_suffixes_are_refused(tmp_path: Path)
     assert "one of them" in refused("graph", "llama-3-8b", "--stage", "0", "--template", "dense")
     assert "rmsnorm" in refused("ops", "rmsnrm")
     assert "svg" in refused("graph", "llama-3-8b", "-o", str(tmp_path / "layer.xyz"))
+
+
+class Elsewhere:
+    """A path that is neither text nor a `Path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+@pytest.mark.parametrize("kind", [str, Path, Elsewhere])
+def test_python_facade_takes_names_and_any_path(kind: Any) -> None:
+    import stepgraph
+
+    config, target = CONFIGS / "llama-3-8b.json", Path(__file__).parents[1] / "hwtargets/data/h100.toml"
+    assert stepgraph.load_model(kind(config)).n_layers == 32
+    found = stepgraph.predict(kind(config), stepgraph.Layout(), kind(target))
+    named = stepgraph.predict("llama-3-8b", stepgraph.Layout(), "h100")
+    assert found.step_time_s == named.step_time_s
 
 
 def test_python_facade_predicts_and_refuses_what_is_not_there_yet() -> None:

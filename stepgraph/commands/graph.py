@@ -63,6 +63,7 @@ def command(
     Without -o the graph is printed as text, one op per line.
     """
     from stepgraph.lowering.lowering import lower
+    from stepgraph.lowering.mtpchecks import mtp_warnings
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
     from stepgraph.passes.seating import seat
@@ -72,10 +73,12 @@ def command(
     )
     program = lower(model, chosen_layout)
     chosen_setting = seat(setting(machine, profile, eta), program)
+    for text in (*model.warnings, *mtp_warnings(chosen_layout, model)):
+        click.echo(f"warning: {text}", err=True)
     if list_only:
         _list(program)
         return
-    graph = _choose(program, template, stage)
+    graph = _choose(program, template, stage, model.template_names[0])
     cost = cost_pass(graph, chosen_setting) if costs else None
     _write(graph, cost, output, _title(graph, program, chosen_layout, chosen_setting), max_ops)
 
@@ -106,14 +109,14 @@ def _list(program: Program) -> None:
         click.echo(f"warning: {uneven}", err=True)
 
 
-def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
+def _choose(program: Program, template: str | None, stage: int | None, usual: str) -> Graph:
     if stage is not None and template is not None:
         raise refuse("template-or-stage", "--stage", "--template and --stage were both given", "one of them")
     if stage is not None:
         if not 0 <= stage < len(program.stages):
             raise refuse("stage", "--stage", f"there is no stage {stage}", f"0 to {len(program.stages) - 1}")
         return program.unroll(stage)
-    name = template or program.stages[0].runs[1].template
+    name = usual if template is None else template
     if name == "step":
         name = program.stages[0].step
     if name not in program.by_name:
@@ -130,11 +133,11 @@ def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str, ma
         click.echo(dump(graph, cost_columns(cost) if cost else None), nl=False)
         return
     from stepgraph.ir.drawing import to_dot
-    from stepgraph.rendering import render
+    from stepgraph.rendering import render, suffix_of, write_text
 
-    if output.suffix == ".txt":
-        engine = render(dump(graph, cost_columns(cost) if cost else None), output)
+    if suffix_of(output) == "txt":
+        engine = write_text(dump(graph, cost_columns(cost) if cost else None), output)
     else:
-        limit = len(graph.ops) if output.suffix == ".dot" else max_ops  # text needs no layout
+        limit = len(graph.ops) if suffix_of(output) == "dot" else max_ops  # text needs no layout
         engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title, max_ops=limit), output)
     click.echo(f"{output}: {len(graph.ops)} ops ({engine})", err=True)
