@@ -35,11 +35,6 @@ def target_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _DATA.glob("*.toml")))
 
 
-def load_all() -> tuple[Target, ...]:
-    """Every target that comes with the package, in the order of `target_names`."""
-    return tuple(load_target(name) for name in target_names())
-
-
 def load_target(name_or_path: str | os.PathLike[str]) -> Target:
     """The target of that name (in any case), or the one that a file describes.
 

@@ -27,13 +27,13 @@ class Flops(enum.Enum):
 
     CONTRACTION: 2 x the product of all letters, of which routed operands have a fraction. ATTENTION: 2 b h (c + w)
     per pair of a query and a key that sees it (two matmuls, of key width c and value width w): all s t pairs, half of
-    them when causal, fewer in windows and chunks. ATTENTION_BACKWARD: 2.5 x that, because a flash kernel computes the
-    scores once more. ADAMW: 11 per parameter. NONE: vector work, which the HBM rule stands for.
+    them when causal, fewer in windows and chunks. ATTENTION_BACKWARD: 2 b h (3 c + 2 w) per pair, because a flash kernel
+    computes the scores once more: three matmuls of width c (scores, dQ, dK) and two of width w (dP, dV). ADAMW: 11 per parameter. NONE: vector work, which the HBM rule stands for.
     """
 
     CONTRACTION = "2 x letters"
     ATTENTION = "2 b h (c + w) pairs"
-    ATTENTION_BACKWARD = "5 b h (c + w) pairs"
+    ATTENTION_BACKWARD = "2 b h (3 c + 2 w) pairs"
     ADAMW = "11 p"
     NONE = "-"
 
@@ -135,9 +135,9 @@ def flops_of(op: Op, row: Row) -> int:
         return 0
     sizes = extents(op, row)
     if row.flops in (Flops.ATTENTION, Flops.ATTENTION_BACKWARD):
-        widths = sizes["c"] + sizes["w"]
-        forward = 2 * sizes["b"] * sizes["h"] * widths * attention_pairs(op, sizes["s"], sizes["t"])
-        return forward if row.flops is Flops.ATTENTION else 5 * forward // 2
+        c, w = sizes["c"], sizes["w"]
+        widths = c + w if row.flops is Flops.ATTENTION else 3 * c + 2 * w
+        return 2 * sizes["b"] * sizes["h"] * widths * attention_pairs(op, sizes["s"], sizes["t"])
     part, whole = op.inputs[0].fraction
     per_point = 11 if row.flops is Flops.ADAMW else 2
     return -(-per_point * prod(sizes.values()) * part // whole)

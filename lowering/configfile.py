@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,12 +19,12 @@ def carried_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
 
 
-def locate(path_or_name: str | Path) -> Path:
+def locate(path_or_name: str | os.PathLike[str]) -> Path:
     """The file that a carried name (in any case) or a path means; a carried name comes first.
 
     Raises: InputError (config-missing) for an empty name, which would otherwise mean the working directory.
     """
-    name = str(path_or_name)
+    name = os.fspath(path_or_name)
     if not name.strip():
         raise refuse("config-missing", "model", "the name is empty", "a carried name or the path of a config.json")
     return CONFIGS / f"{name.lower()}.json" if name.lower() in carried_names() else Path(name)

@@ -12,6 +12,8 @@ from stepgraph.errors import Problem, did_you_mean
 
 MAX_WIDTH = 10**9
 MAX_LAYERS = 10**5
+NOTHING = ("none", "null", "nil", "no", "off", "false", "")
+"""Words that are meant to say that there is no such thing, which JSON writes as null."""
 SCALARS = (bool, int, float, str)
 
 
@@ -34,14 +36,15 @@ class Keys:
     """The raw keys of one config, the problems found so far and what had to be assumed.
 
     values: key -> raw value, overrides applied; source: the file, for messages, and prefix the object inside it
-    ("text_config."); overridden: keys that came from the user's overrides. A reading method returns None, and notes a
-    problem, when the value cannot be used.
+    ("text_config."); overridden: keys that came from the user's overrides; alike: what a key that is not read probably
+    means. A reading method returns None, and notes a problem, when the value cannot be used.
     """
 
     values: Mapping[str, object]
     source: str
     overridden: frozenset[str] = frozenset()
     prefix: str = ""
+    alike: Mapping[str, str] = attrs.field(factory=dict)
     problems: list[Problem] = attrs.field(factory=list)
     warnings: list[str] = attrs.field(factory=list)
 
@@ -52,6 +55,10 @@ class Keys:
     def note(self, code: str, key: str, what: str, expected: str = "", fix: str = "") -> None:
         """Remember one problem with a key."""
         self.problems.append(Problem(code, self.where(key), what, expected, fix))
+
+    def guess(self, key: str) -> str:
+        """What an unread key probably means, as a question; nothing when it resembles none."""
+        return f"did you mean {self.alike[key]!r}?" if key in self.alike else ""
 
     def is_null(self, key: str) -> bool:
         """Whether the key is there and says null: the one difference that some keys make between null and absent."""
@@ -74,7 +81,9 @@ class Keys:
             return self._checked_integer(key, value, maximum, minimum)
         others = f" (or {', '.join(names[1:])})" if names[1:] else ""
         what = "is null" if names[0] in self.values else "is missing"
-        self.note("config-missing-key", names[0], f"{names[0]}{others} {what}", "a whole number", "add the key")
+        other = next((key for key, own in self.alike.items() if own in names), "")
+        fix = f"{other} is set: {self.values.get('model_type')} calls it {names[0]}" if other else "add the key"
+        self.note("config-missing-key", names[0], f"{names[0]}{others} {what}", "a whole number", fix)
         return None
 
     def optional_integer(self, names: tuple[str, ...], default: int | None, minimum: int = 1) -> int | None:
@@ -101,7 +110,7 @@ class Keys:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, list) and all(isinstance(entry, int) and entry >= 0 for entry in value):
+        if isinstance(value, list) and all(type(entry) is int and entry >= 0 for entry in value):  # true is no 1
             return value
         self.note("config-type", key, f"is {show(value)}", "a list of whole numbers")
         return None
@@ -131,7 +140,8 @@ class Keys:
 
     def _checked_integer(self, key: str, value: object, maximum: int, minimum: int) -> int | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            fix = "write digits, without quotes or point"
+            nothing = isinstance(value, str) and value.strip().lower() in NOTHING
+            fix = "write null where there is none" if nothing else "write digits, without quotes or point"
             self.note("config-type", key, f"is {show(value)}", "a whole number", fix)
             return None
         if minimum <= value <= maximum:

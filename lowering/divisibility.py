@@ -13,6 +13,19 @@ from stepgraph.lowering.nearest import divisors, either, listed, multiples_aroun
 _WORDS = {"heads": "heads", "kv-heads": "key/value heads", "ffn": "columns of the MLP", "vocab": "vocabulary entries"}
 
 
+USUAL_PADDING = 128
+"""What a refusal offers. Source: NVIDIA/Megatron-LM megatron/training/arguments.py, make-vocab-size-divisible-by."""
+
+
+def padding_problems(layout: Layout, model: Model) -> Iterator[Problem]:
+    """A padding that is longer than the vocabulary; the model is the one that is not padded yet."""
+    if layout.pad_vocab > model.vocab:
+        what = f"a multiple of {layout.pad_vocab} for a vocabulary of {model.vocab}"
+        yield Problem(
+            "pad-vocab", "pad_vocab", what, f"1 to {model.vocab}", f"{min(USUAL_PADDING, model.vocab)} is usual"
+        )
+
+
 def _switch_problems(layout: Layout, model: Model) -> Iterator[Problem]:
     if layout.sp and layout.tp == 1:
         yield Problem("sp-needs-tp", "sp", "on without a tensor axis to split over", "tp of 2 or more, or sp off")
@@ -49,12 +62,10 @@ def _kv_heads_fit(kv_heads: int, tp: int) -> bool:
 
 
 def _tp_problem(name: str, width: int, tp: int, fitting: list[int]) -> Problem:
-    note = "; padding of the vocabulary is not modelled yet" if name == "vocab" else ""
-    what = f"tp = {tp} does not divide {width} {_WORDS[name]}{note}"
+    what = f"tp = {tp} does not divide {width} {_WORDS[name]}"
     fix = _nearest_tp(tp, fitting)
     if name == "vocab":
-        padded = either(multiples_around(width, tp)[-1:])
-        fix += f"; or pad it in the config: --set vocab_size={padded}"
+        fix += f"; or pad the vocabulary: --pad-vocab {min(USUAL_PADDING, width)}"
     return Problem(f"tp-{name}", "tp", what, f"tp that divides {width}: {listed(divisors(width))}", fix)
 
 

@@ -10,16 +10,22 @@ from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Experts, Model
 from stepgraph.lowering.nearest import divisors, either, listed, nearest
 
+LEAST_CAPACITY = 1e-3
+"""A smaller capacity would drop all but a thousandth of the tokens."""
+
 
 def factor_problems(layout: Layout) -> list[Problem]:
-    """Factors that are no factors (code layout-value)."""
+    """Factors that are no factors (code layout-value), and two that exclude each other (capacity-conflict)."""
     found = []
-    if layout.capacity_factor is not None and not _is_factor(layout.capacity_factor, 0):
+    if layout.capacity_factor is not None and not _is_factor(layout.capacity_factor, LEAST_CAPACITY):
         what = f"{str(layout.capacity_factor)[:40]!r} is no factor"
-        found.append(Problem("layout-value", "capacity_factor", what, "a number above 0, at most 1000"))
+        found.append(Problem("layout-value", "capacity_factor", what, f"a number from {LEAST_CAPACITY:g} to 1000"))
     if not _is_factor(layout.expert_imbalance, 1):
         what = f"{str(layout.expert_imbalance)[:40]!r} is no imbalance"
         found.append(Problem("layout-value", "expert_imbalance", what, "a number from 1 (even) to 1000"))
+    elif layout.capacity_factor is not None and layout.expert_imbalance != 1:
+        what = f"{layout.expert_imbalance:g} and a capacity factor: with a capacity every expert gets the same"
+        found.append(Problem("capacity-conflict", "expert_imbalance", what, "one of the two", "leave one of them out"))
     if isinstance(layout.mtp, bool) or not isinstance(layout.mtp, int) or layout.mtp < 0:
         found.append(Problem("layout-value", "mtp", f"{str(layout.mtp)[:40]!r} is no count", "0 or more"))
     return found
@@ -28,7 +34,7 @@ def factor_problems(layout: Layout) -> list[Problem]:
 def _is_factor(value: object, least: float) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return False
-    return least <= value <= 1000 and value > 0
+    return least <= value <= 1000
 
 
 def _experts_of(model: Model) -> list[Experts]:
@@ -42,6 +48,10 @@ def _needless_problems(layout: Layout, model: Model) -> Iterator[Problem]:
         if getattr(layout, name) > 1:
             what = f"{name} = {getattr(layout, name)}, but {model.name} has no experts"
             yield Problem("ep-needs-experts", name, what, "1", "nearest possible: 1")
+    for name, neutral in (("capacity_factor", None), ("expert_imbalance", 1.0)):
+        if getattr(layout, name) != neutral:
+            what = f"{name} = {getattr(layout, name)}, but {model.name} has no experts"
+            yield Problem("ep-needs-experts", name, what, fix="leave it out")
 
 
 def _dividing_problems(layout: Layout, model: Model) -> Iterator[Problem]:

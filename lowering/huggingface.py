@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from stepgraph.lowering.families import Family
 from stepgraph.lowering.familytable import FAMILIES, family_of, family_of_architecture
 from stepgraph.lowering.layerkeys import capped, read_attention, read_layers, read_mlp, switched
 from stepgraph.lowering.model import Layer, Model
+from stepgraph.lowering.namesakes import EXPERT_FEATURE_KEYS, expert_problems, namesakes, spoken_for
 from stepgraph.lowering.nested import language_model
 from stepgraph.lowering.unsupported import FEATURE_KEYS, is_known_type, unsupported_features, unsupported_type
 
@@ -35,7 +37,7 @@ def model_names() -> tuple[str, ...]:
     return carried_names()
 
 
-def load_model(path_or_name: str | Path, overrides: Mapping[str, object] = NO_OVERRIDES) -> Model:
+def load_model(path_or_name: str | os.PathLike[str], overrides: Mapping[str, object] = NO_OVERRIDES) -> Model:
     """The model that a carried name or the path of a config.json describes.
 
     overrides: raw config keys that replace those of the file, checked as the file is; None takes a key away. A key
@@ -45,7 +47,7 @@ def load_model(path_or_name: str | Path, overrides: Mapping[str, object] = NO_OV
     """
     path = locate(path_or_name)
     config = read_config(path)
-    carried = path.stem if str(path_or_name).lower() == path.stem else ""
+    carried = path.stem if os.fspath(path_or_name).lower() == path.stem else ""
     source = carried or str(path)
     return _read(carried or _name_of(path), source, config, overrides)
 
@@ -80,8 +82,11 @@ def _read(name: str, source: str, config: Mapping[str, object], overrides: Mappi
     if family is None:
         raise InputError(_unsupported_family(model_type, {**inner.keys, **overrides}, where))
     values = _merged(family, inner.keys, overrides)
-    keys = Keys(values, source, frozenset(overrides), inner.prefix)
-    keys.problems += unsupported_features(values, where, family.keys_read | family.inert_keys)
+    alike = namesakes(family, values, spoken_for(FAMILIES) | DRAFT_KEYS | QUANTIZED_KEYS)
+    keys = Keys(values, source, frozenset(overrides), inner.prefix, alike)
+    named = EXPERT_FEATURE_KEYS if family.experts else frozenset[str]()
+    keys.problems += unsupported_features(values, where, family.keys_read | family.inert_keys | named)
+    keys.problems += expert_problems(family, keys)
     warnings = _unread_keys(family, keys, inner.keys) + _architecture_warnings(family, keys)
     model = _model(name, family, keys)
     if model is None or keys.problems:
@@ -118,14 +123,19 @@ def _merged(family: Family, config: Mapping[str, object], overrides: Mapping[str
 
 def _unread_keys(family: Family, keys: Keys, config: Mapping[str, object]) -> tuple[str, ...]:
     """Warnings for keys that mean something elsewhere but nothing in this family; problems for unknown overrides."""
-    elsewhere = frozenset().union(*(row.keys_read for row in FAMILIES)) - QUIET_KEYS - family.inert_keys
+    elsewhere = frozenset().union(*(row.keys_read | row.inert_keys for row in FAMILIES)) - QUIET_KEYS
+    elsewhere = (elsewhere | frozenset(keys.alike)) - family.inert_keys
     known = family.keys_read | FEATURE_KEYS | DRAFT_KEYS | QUANTIZED_KEYS
     for key in sorted(keys.overridden - known - family.inert_keys - set(config), key=str):
         fix = did_you_mean(str(key)[:60], family.keys_read)
-        keys.note("set-unknown-key", key, f"{family.model_type} has no such key", fix=fix)
+        keys.note("set-unknown-key", key, f"{family.model_type} has no such key", fix=keys.guess(key) or fix)
     candidates = (elsewhere | keys.overridden) - known
     unread = sorted(key for key in candidates if key in keys.overridden or keys.values.get(key))
-    return tuple(f"{key} changes nothing: {family.model_type} models do not read it" for key in unread)
+    return tuple(_unread(family, key, keys.guess(key)) for key in unread)
+
+
+def _unread(family: Family, key: str, guess: str) -> str:
+    return f"{key} changes nothing: {family.model_type} models do not read it" + (f"; {guess}" if guess else "")
 
 
 def _architecture_warnings(family: Family, keys: Keys) -> tuple[str, ...]:
@@ -172,11 +182,7 @@ def _prediction_modules(family: Family, keys: Keys) -> int:
     counts = [
         keys.optional_integer((key,), default, minimum=0) for key, default in zip(family.mtp, defaults, strict=True)
     ]
-    mtp = math.prod(count or 0 for count in counts)
-    if mtp:
-        what = "module is" if mtp == 1 else "modules are"
-        keys.warnings.append(f"{mtp} multi-token prediction {what} recorded but not part of the training step")
-    return mtp
+    return math.prod(count or 0 for count in counts)
 
 
 def _check_fixed(family: Family, keys: Keys, hidden: int | None) -> None:

@@ -54,9 +54,9 @@ class Layout:
 
     @property
     def load(self) -> tuple[int, int]:
-        """(part, whole) by which the busiest experts' tokens exceed an even share."""
+        """(part, whole) by which the busiest experts' tokens exceed an even share: the digits as they were written."""
         share = self.expert_imbalance if self.capacity_factor is None else self.capacity_factor
-        return Fraction(share).limit_denominator(1000).as_integer_ratio()
+        return Fraction(str(share)).as_integer_ratio()
 
     @property
     def split(self) -> tuple[str | None, int | None, int | None]:

@@ -64,10 +64,10 @@ def logical_templates(
     return tuple(parts)
 
 
-def count_parts(model: Model, batch: int, sequence: int) -> tuple[tuple[Graph, int], ...]:
-    """The logical templates with how often each stands in the model."""
+def count_parts(model: Model, batch: int, sequence: int, mtp: int = 0) -> tuple[tuple[Graph, int], ...]:
+    """The logical templates with how often each stands in the model; mtp: prediction modules in the head."""
     counts = Counter(model.template_names)
-    return tuple((graph, counts.get(graph.name, 1)) for graph in logical_templates(model, batch, sequence))
+    return tuple((graph, counts.get(graph.name, 1)) for graph in logical_templates(model, batch, sequence, mtp=mtp))
 
 
 def _embedding(model: Model, batch: int, sequence: int) -> Graph:
@@ -110,9 +110,13 @@ def _stream(layer: Graph) -> Tensor:
 def _step_templates(
     ranks: Sequence[tuple[Run, ...]], templates: dict[str, Graph], model: Model, layout: Layout, mesh: Mesh
 ) -> list[Graph]:
-    """The step template of every pipeline rank; ranks with equal parameters share one."""
+    """The step template of every pipeline rank; ranks with equal parameters share one.
+
+    The token table is read at the last stage too by a tied head and by multi-token prediction modules; both ends then
+    hold it and sum its gradient.
+    """
     pipeline = mesh.axis("pp")
-    shared = EMBEDDING_WEIGHT if model.tied_embeddings and pipeline else ""
+    shared = EMBEDDING_WEIGHT if pipeline and _reads(templates["head"], EMBEDDING_WEIGHT) else ""
     ends = Axis("ends", 2, pipeline.stride * (pipeline.size - 1)) if pipeline and shared else None
     counted = {runs: count_stage_params(_totals(runs, templates), mesh, shared) for runs in dict.fromkeys(ranks)}
     names = {params: f"step.{i}" if pipeline else "step" for i, params in enumerate(dict.fromkeys(counted.values()))}
@@ -121,6 +125,10 @@ def _step_templates(
         for params, name in names.items()
     }
     return [built[counted[runs]] for runs in ranks]
+
+
+def _reads(graph: Graph, name: str) -> bool:
+    return any(tensor.name == name for op in graph.ops for tensor in op.inputs)
 
 
 def _totals(runs: tuple[Run, ...], templates: dict[str, Graph]) -> list[tuple[Graph, int]]:

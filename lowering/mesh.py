@@ -49,11 +49,6 @@ class Mesh:
         """Axes that split tensors: all but the pipeline."""
         return tuple(axis for axis in self.axes if axis.name != "pp")
 
-    @cached_property
-    def data(self) -> tuple[Axis, ...]:
-        """Axes over which every rank sees other tokens: gradients of a dense parameter are summed over them."""
-        return (*self.groups["dp"], *self.groups["cp"])
-
     def axis(self, name: str) -> Axis | None:
         """The axis of that name, or None when it has one rank."""
         return next((axis for axis in self.axes if axis.name == name), None)

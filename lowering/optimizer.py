@@ -27,17 +27,28 @@ BUCKET_ELEMENTS_PER_RANK = 1_000_000
 Source: NVIDIA/Megatron-LM megatron/core/distributed/distributed_data_parallel.py.
 """
 
+SUM_REPLICATED = "sum_replicated"
+"""Origin of collectives over TP, not over data, in the step: gradients of parameters that TP replicates."""
+
+
+@attrs.frozen
+class Buffer:
+    """A flat buffer: its elements per rank, the data axes that sum its gradients, and whether it holds only experts."""
+
+    axes: tuple[Axis, ...]
+    elements: int
+    of_experts: bool = False
+
 
 @attrs.frozen
 class StageParams:
     """Elements per rank of one stage.
 
-    buffers: parameters by the data axes over which their gradients are summed: those of the dense parts and, over
-    fewer ranks, those of experts. pending_tp: parameters whose gradient is also a pending sum over TP, by axes.
+    buffers: dense parts first, then experts whose gradients are summed over other ranks. pending_tp: parameters whose gradient is also a pending sum over TP, by axes.
     shared_with_other_end: a table that the other end of the pipeline holds too.
     """
 
-    buffers: tuple[tuple[tuple[Axis, ...], int], ...]
+    buffers: tuple[Buffer, ...]
     pending_tp: tuple[tuple[tuple[Axis, ...], int], ...] = ()
     shared_with_other_end: int = 0
 
@@ -48,7 +59,7 @@ def count_stage_params(layers: Iterable[tuple[Graph, int]], mesh: Mesh, shared: 
     layers: each template once, with how often it runs. A parameter of the same name in two templates (a tied table) is one.
     """
     seen: set[str] = set()
-    buffers: dict[tuple[Axis, ...], int] = {}
+    buffers: dict[tuple[Axis, ...], Buffer] = {}
     pending: dict[tuple[Axis, ...], int] = {}
     other = 0
     for graph, count in layers:
@@ -58,11 +69,15 @@ def count_stage_params(layers: Iterable[tuple[Graph, int]], mesh: Mesh, shared: 
                 continue
             seen.add(name)
             small, data = _pending_axes(param, grad, mesh)
-            buffers[data] = buffers.get(data, 0) + count * param.elements
+            held = buffers.get(data, Buffer(data, 0, of_experts=True))
+            buffers[data] = Buffer(
+                data, held.elements + count * param.elements, held.of_experts and is_of_experts(param)
+            )
             if small:
                 pending[small] = pending.get(small, 0) + count * param.elements
             other += param.elements if param.name == shared else 0
-    return StageParams(tuple(buffers.items()), tuple(pending.items()), other)
+    dense_first = sorted(buffers.values(), key=lambda buffer: buffer.of_experts)
+    return StageParams(tuple(dense_first), tuple(pending.items()), other)
 
 
 def _pending_axes(param: Tensor, grad: Tensor, mesh: Mesh) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
@@ -82,23 +97,31 @@ def step_template(name: str, params: StageParams, mesh: Mesh, *, zero: int, dtyp
     Experts have a buffer of their own, summed over the ranks that hold the same experts.
 
     Source: Rajbhandari et al. 2020 (arXiv:1910.02054); NVIDIA/Megatron-LM megatron/core/distributed/
-    finalize_model_grads.py for the order; Loshchilov and Hutter 2019 (arXiv:1711.05101) for AdamW.
+    finalize_model_grads.py for what is summed (there the small sums come last, which changes no total); Loshchilov
+    and Hutter 2019 (arXiv:1711.05101) for AdamW.
     """
     writer = Writer(mesh)
     _reduce_small(writer, params, ends)
-    prefixes = ["step" if not i else "step.experts" if i == 1 else f"step.{i}" for i in range(len(params.buffers))]
+    prefixes = _prefixes(params.buffers)
     buffers = list(zip(prefixes, params.buffers, strict=True))
-    grads = [_sync_gradients(writer, prefix, axes, elements, zero) for prefix, (axes, elements) in buffers]
+    grads = [_sync_gradients(writer, prefix, held.axes, held.elements, zero) for prefix, held in buffers]
     for prefix, grad in zip(prefixes, grads, strict=True):
         scalar = Tensor(f"{prefix}.grad_norm", "", (), "fp32", Kind.STATE)
         _emit(writer, "grad_norm", scalar.name, (grad,), (scalar,))
-    for (prefix, (axes, elements)), grad in zip(buffers, grads, strict=True):
+    for (prefix, held), grad in zip(buffers, grads, strict=True):
         updated = _update(writer, prefix, grad, dtype)
-        if axes and zero == 1:
-            pieces = _buckets(elements, axes)
-            _move(writer, f"{prefix}.params.all_gather", "all_gather", updated, (), axes, pieces)
+        if held.axes and zero == 1:
+            pieces = _buckets(held.elements, held.axes)
+            _move(writer, f"{prefix}.params.all_gather", "all_gather", updated, (), held.axes, pieces)
     outputs = tuple(t for op in writer.ops for t in op.outputs)
     return Graph(name, tuple(writer.ops), outputs, facts=frozenset({"placed"}))
+
+
+def _prefixes(buffers: Sequence[Buffer]) -> list[str]:
+    """`step` for the dense buffer, `step.experts` for the experts' own; further ones of a sort are numbered."""
+    bases = ["step.experts" if buffer.of_experts else "step" for buffer in buffers]
+    earlier = [bases[:i].count(base) for i, base in enumerate(bases)]
+    return [f"{base}.{number}" if number else base for base, number in zip(bases, earlier, strict=True)]
 
 
 def _emit(writer: Writer, kind: str, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Op:
@@ -108,7 +131,14 @@ def _emit(writer: Writer, kind: str, name: str, inputs: Sequence[Tensor], output
 
 
 def _move(
-    writer: Writer, name: str, kind: str, tensor: Tensor, place: tuple[str, ...], group: tuple[Axis, ...], pieces: int
+    writer: Writer,
+    name: str,
+    kind: str,
+    tensor: Tensor,
+    place: tuple[str, ...],
+    group: tuple[Axis, ...],
+    pieces: int,
+    origin: str = "optimizer",
 ) -> Tensor:
     """A collective on a flat buffer, issued in equal pieces. place: letters on which `group` splits the result."""
     at = dict.fromkeys((axis.name for axis in group), "p") if place else {}
@@ -124,7 +154,7 @@ def _move(
         group=group,
         module="step",
     )
-    return writer.emit(attrs.evolve(op, origin="optimizer")).outputs[0]
+    return writer.emit(attrs.evolve(op, origin=origin)).outputs[0]
 
 
 def _flat(name: str, elements: int, dtype: str, kind: Kind, pending: tuple[Axis, ...] = ()) -> Tensor:
@@ -137,7 +167,7 @@ def _reduce_small(writer: Writer, params: StageParams, ends: Axis | None) -> Non
     for i, (axes, elements) in enumerate(params.pending_tp):
         name = f"step.replicated_grads{f'.{i}' if i else ''}"
         grads = _flat(name, elements, PARAM_GRAD_DTYPE, Kind.GRAD, axes)
-        _move(writer, f"{name}.all_reduce", "all_reduce", grads, (), axes, 1)
+        _move(writer, f"{name}.all_reduce", "all_reduce", grads, (), axes, 1, SUM_REPLICATED)
     if ends and params.shared_with_other_end:
         grads = _flat("step.tied_grads", params.shared_with_other_end, PARAM_GRAD_DTYPE, Kind.GRAD, (ends,))
         _move(writer, "step.tied_grads.all_reduce", "all_reduce", grads, (), (ends,), 1)

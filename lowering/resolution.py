@@ -8,12 +8,13 @@ from typing import Any
 import attrs
 
 from stepgraph.errors import InputError, Problem, did_you_mean, refuse
-from stepgraph.lowering.divisibility import CHECKS
+from stepgraph.lowering.divisibility import CHECKS, padding_problems
 from stepgraph.lowering.expertchecks import EXPERT_CHECKS, factor_problems
 from stepgraph.lowering.fitting import fit_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.mesh import mesh_of
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.mtpchecks import mtp_problems
 from stepgraph.lowering.nearest import divisors, either, multiples_around, nearest, size_problem
 from stepgraph.lowering.splitting import split_of
 
@@ -35,7 +36,7 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
 
     Raises: InputError with everything that is impossible at once: layout-value, layout-choice,
     layout-not-modelled, sp-needs-tp, regather-needs-sp, tp-heads, tp-kv-heads, tp-ffn, tp-vocab, sp-seq, pp-layers,
-    batch-multiple, seq-positions. Each names the nearest values that are possible.
+    batch-multiple, seq-positions, pad-vocab, capacity-conflict, mtp-modules. Each names the nearest values that are possible.
     """
     problems = _value_problems(layout) + _choice_problems(layout) + factor_problems(layout)
     # What is wrong by itself is replaced, so that the rest is still checked against the model.
@@ -46,6 +47,7 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
     if limits:
         raise InputError(problems + limits)
     fitted, fit_notes = fit_model(model, filled)
+    problems += [*padding_problems(filled, model), *mtp_problems(filled, model)]
     problems += [problem for check in (*CHECKS, *EXPERT_CHECKS) for problem in check(filled, fitted)]
     problems += _build_problems(filled, model, nested=not problems)
     if problems:

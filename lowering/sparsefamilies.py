@@ -7,6 +7,9 @@ import attrs
 from stepgraph.lowering.densefamilies import ATTENTION_BIAS, ATTENTION_BIASED, LLAMA, MISTRAL, QWEN2, QWEN3
 from stepgraph.lowering.families import NO, ExpertKeys, Family, QkNorm, Switch
 
+GROUPS = ("n_group", "topk_group")
+"""Routing limited to groups of experts: which experts a token may visit, not how many; not modelled."""
+
 MIXTRAL = attrs.evolve(
     MISTRAL,
     model_type="mixtral",
@@ -90,6 +93,7 @@ GLM4_MOE = attrs.evolve(
     default_head_dim=128,
     experts=ExpertKeys("after_first", ("n_routed_experts",), scoring="sigmoid", shared_count=("n_shared_experts",)),
     mtp=("num_nextn_predict_layers",),
+    inert=GROUPS,
 )
 MINIMAX_M2 = attrs.evolve(  # the bias that corrects its routing is a buffer
     MISTRAL,
@@ -141,7 +145,8 @@ DEEPSEEK_V2 = attrs.evolve(
     experts=ExpertKeys(
         "after_first", ("n_routed_experts",), scoring_key="scoring_func", shared_count=("n_shared_experts",)
     ),
-    inert=("num_key_value_heads", "head_dim"),  # the first repeats the heads, the second is one of several widths
+    # The first repeats the heads, the second is one of several widths.
+    inert=("num_key_value_heads", "head_dim", *GROUPS),
 )
 DEEPSEEK_V3 = attrs.evolve(
     DEEPSEEK_V2,

@@ -10,10 +10,13 @@ import attrs
 from stepgraph.errors import refuse
 from stepgraph.ir.graph import Graph, Ports
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.program import Run
+from stepgraph.ir.program import Program, Run
 from stepgraph.ir.tensor import Axis, Kind, Tensor
 from stepgraph.lowering.pipelayout import PipelineSplit, StageSpec
 from stepgraph.lowering.splitting import balanced_split
+
+NO_LAYERS = ("embedding", "recv", "send", "head")
+"""Templates of a stage that are no layers."""
 
 
 def deal_layers(layers: Sequence[str], split: PipelineSplit | int) -> tuple[tuple[Run, ...], ...]:
@@ -40,6 +43,11 @@ def _runs(stage: StageSpec, names: Sequence[str]) -> tuple[Run, ...]:
         what = "MTP modules on another stage than the head are not modelled yet"
         raise refuse("pipeline-mtp", "pipeline_layout", what, "m next to L, as in 'mL'")
     return (Run("embedding" if stage.embedding else "recv"), *layers, Run("head" if stage.head else "send"))
+
+
+def layers_per_stage(program: Program) -> tuple[int, ...]:
+    """How many layers each virtual stage of a program has; ends and hops are none."""
+    return tuple(sum(run.count for run in stage.runs if run.template not in NO_LAYERS) for stage in program.stages)
 
 
 def boundary_templates(stream: Tensor, pipeline: Axis) -> tuple[Graph, Graph]:

@@ -61,16 +61,21 @@ def bucket_of(op: Op) -> str:
 
 
 def _collective_bucket(op: Op) -> str:
-    """Where a collective's time goes: by what it is for, which its axes and its phase tell."""
+    """Where a collective's time goes: by what it is for, which its phase, its origin and its axes tell.
+
+    In the step, data-parallel groups may be called by any atom: those of experts run over TP where ETP is 1.
+    """
     span = op.attr("span")
     names = {str(span)} if span else {name for axis in op.group for name in axis.name.split(".")}
     if names == {"ends"}:
         return "pp_transfer"
+    if op.phase is Phase.STEP:
+        return "tp" if op.origin == "sum_replicated" else "dp"
     if op.kind == "all_to_all":
         return "ep"
     if names <= {"tp", "etp"}:
         return "tp"
-    return "dp" if op.phase is Phase.STEP else "cp" if names == {"cp"} else "ep"
+    return "cp" if names == {"cp"} else "ep"
 
 
 def gather_buckets(ops: Iterable[Op], seconds: Iterable[float]) -> Buckets:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from stepgraph.ir.gradients import param_gradients
 from stepgraph.ir.graph import Graph
-from stepgraph.ir.tensor import DTYPE_BYTES, Kind
+from stepgraph.ir.program import Program
+from stepgraph.ir.tensor import DTYPE_BYTES, Kind, is_of_experts
 
 
 def static_bytes(step: Graph, dtype: str) -> int:
@@ -20,3 +24,16 @@ def static_bytes(step: Graph, dtype: str) -> int:
     buffers = [t for t in grads if "replicated" not in t.name and "tied" not in t.name]
     parameters = sum(t.elements for t in buffers) * DTYPE_BYTES[dtype]
     return parameters + sum(t.nbytes for t in buffers) + sum(t.nbytes for t in held.values())
+
+
+def expert_share(program: Program, rank: int) -> float:
+    """Part of the parameters of a pipeline rank that belongs to single experts, from 0 to 1.
+
+    Formula: elements of experts' parameters on one GPU / elements of all, each template times how often it runs.
+    """
+    counts: Counter[str] = Counter()
+    for run in (run for stage in program.chunks_of(rank) for run in stage.runs):
+        counts[run.template] += run.count
+    held = [(p, count) for name, count in counts.items() for p, _ in param_gradients(program[name])]
+    experts = sum(count * param.elements for param, count in held if is_of_experts(param))
+    return experts / max(sum(count * param.elements for param, count in held), 1)

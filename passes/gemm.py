@@ -8,6 +8,7 @@ from types import MappingProxyType
 from stepgraph.hwtargets.efficiency import eta_constant, eta_shape_gemm, eta_shape_sdpa
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.rows import Row, Rule, extents, spec_of
+from stepgraph.ir.tensor import DTYPE_BYTES
 from stepgraph.passes.base import Setting
 
 ROLES = ("fwd", "dx", "dw")
@@ -25,10 +26,13 @@ def gemm_shape(op: Op, row: Row) -> tuple[int, int, int]:
     """M, N, K of a contraction of A and B on one rank; of one expert's where experts are grouped.
 
     K: letters that A and B share and the result lacks. M: letters of A in the result; N: those of B that A lacks, so
-    that the heads of a batched GEMM count once. The tokens of an expert are its fraction of all.
+    that the heads of a batched GEMM count once. Experts that both operands and the result have are a batch of GEMMs,
+    each with its fraction of all tokens; to a router they are a width.
     """
     reads, writes = spec_of(op, row)
-    sizes = {**extents(op, row), "E": 1}
+    sizes = extents(op, row)
+    if all("E" in letters for letters in (*reads[:2], writes[0])):
+        sizes = {**sizes, "E": 1}
     kept = set(writes[0])
     m = _product(reads[0], kept, sizes, op)
     n = prod(sizes[letter] for letter in reads[1] if letter in kept and letter not in reads[0])
@@ -45,7 +49,7 @@ def _product(letters: str, chosen: set[str], sizes: dict[str, int], op: Op) -> i
 def compute_s(op: Op, row: Row, flops: int, setting: Setting) -> float:
     """Seconds under the compute rule: F / (peak eta).
 
-    The efficiency is the named op's constant, or the shape law's. GEMMs stay on this rule whatever their intensity.
+    The efficiency is the named op's constant, or the shape law's (attention: of the keys that a query may see). GEMMs stay on this rule whatever their intensity.
     Source: How to Think About Asymptotic Times, rule 1.
     """
     peak = setting.target.peak_flops_per_s(math_dtype(op))
@@ -59,14 +63,16 @@ def efficiency(op: Op, row: Row, setting: Setting) -> float:
         return eta_constant(setting.target, EXPERT_OPS.get(str(op.attr("family")), str(op.attr("family"))), role)
     if row.rule is Rule.ATTENTION:
         sizes = extents(op, row)
-        return eta_shape_sdpa(setting.target, sizes["t"], sizes["c"], role)
+        seen = min(sizes["t"], int(op.attr("window") or op.attr("chunk") or sizes["t"]))
+        return eta_shape_sdpa(setting.target, seen, sizes["c"], role)
     m, n, k = gemm_shape(op, row)
     accumulates = role == "dw"
-    return eta_shape_gemm(setting.target, m, n, k, role=role, out_bytes=4 if accumulates else 2, accumulate=accumulates)
+    out_bytes = 4 if accumulates else DTYPE_BYTES[op.outputs[0].dtype]
+    return eta_shape_gemm(setting.target, m, n, k, role=role, out_bytes=out_bytes, accumulate=accumulates)
 
 
 def math_dtype(op: Op) -> str:
-    """The type whose peak applies: the narrowest floating type that the op touches, as in the source's F_peak.
+    """The type whose peak applies: the first type below fp32 that the op touches, as in the source's F_peak.
 
     A router with bf16 operands and fp32 logits multiplies in bf16 and accumulates in fp32.
     """

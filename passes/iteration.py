@@ -17,6 +17,7 @@ from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.launch import launch_s
 from stepgraph.passes.pipeline.orders import one_f_one_b
 from stepgraph.passes.pipeline.simulation import PipelineRun, RankRun, simulate
+from stepgraph.passes.seating import seat
 
 MOST_SLOTS = 400_000
 """Stages x micro-batches that are simulated event by event; about three seconds."""
@@ -110,6 +111,7 @@ def iterate(program: Program, setting: Setting) -> Iteration:
     Source: How to Think About Asymptotic Times, section 8 (closed form); Narayanan et al. 2021 (arXiv:2104.04473)
     for 1F1B; NVIDIA/Megatron-LM megatron/core/pipeline_parallel/p2p_communication.py for blocking batched calls.
     """
+    setting = seat(setting, program)
     costed = {graph.name: costs(graph, setting) for graph in program.templates}
     stages = cost_stages(program, costed, setting)
     forward, backward = _hops(program, costed, setting)

@@ -22,6 +22,7 @@ INPUT_TABLES = ("embedding", "position_add")
 FAMILIES = (
     *("qkv", "sdpa", "attn_out", "mlp_up", "mlp_down", "lm_head"),
     *("router", "experts_up", "experts_down", "shared_up", "shared_down"),
+    "mtp",
 )
 """Families of matmuls, in the order of the model."""
 

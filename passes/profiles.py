@@ -187,7 +187,9 @@ def profile_of(name: str) -> Profile:
 
 def operand_bytes(op: Op, row: Execution) -> int:
     """HBM traffic of one execution: sum over operands and results of passes x bytes on this rank."""
-    reads = sum(passes * t.nbytes for passes, t in zip(passes_of(row.reads, op.inputs), op.inputs, strict=True) if passes)
+    reads = sum(
+        passes * t.nbytes for passes, t in zip(passes_of(row.reads, op.inputs), op.inputs, strict=True) if passes
+    )
     writes = sum(
         passes * t.nbytes for passes, t in zip(passes_of(row.writes, op.outputs), op.outputs, strict=True) if passes
     )

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
+from stepgraph.hwtargets.target import Target
+from stepgraph.ir.program import Program
+from stepgraph.lowering.layout import Layout
+from stepgraph.lowering.model import Experts, Model
+from stepgraph.lowering.resolution import uneven_stages_note
+from stepgraph.lowering.stages import layers_per_stage
 from stepgraph.passes.exchanges import Exchange
+from stepgraph.passes.footprint import expert_share, static_bytes
 from stepgraph.passes.iteration import Iteration
 
 LAUNCH_SHARE = 0.10
@@ -15,13 +22,17 @@ LAUNCH_SHARE = 0.10
 UNEVEN_SHARE = 0.10
 """By how much the busiest stage may exceed the mean before it is worth a word."""
 
+DOMINANT_SHARE = 0.5
+"""From which share of a rank's parameters on experts are what fills its memory."""
+
 
 @attrs.frozen
 class Findings:
     """What the rules look at besides the iteration.
 
     uneven_layers: what the layout says about stages of unequal length. static_bytes: parameters, gradients and
-    optimizer state of the fullest rank; hbm_bytes: what there is.
+    optimizer state of the fullest rank; hbm_bytes: what there is. expert_share: part of that rank's parameters that are
+    experts', and experts_per_rank how many of them there are; scale_up_ranks: GPUs of a scale-up domain.
     """
 
     microbatches: int
@@ -29,6 +40,26 @@ class Findings:
     exchanges: Sequence[Exchange]
     static_bytes: int
     hbm_bytes: float
+    expert_share: float
+    experts_per_rank: int
+    scale_up_ranks: int
+
+
+def findings_of(program: Program, found: Sequence[Exchange], model: Model, layout: Layout, target: Target) -> Findings:
+    """What the rules look at, of a program on a target. The fullest rank is the one whose parameters need most."""
+    held = {stage.rank: static_bytes(program[stage.step], model.dtype) for stage in program.stages}
+    fullest = max(held, key=lambda rank: held[rank])
+    experts = max((layer.mlp.experts for layer in model.distinct_layers if isinstance(layer.mlp, Experts)), default=0)
+    return Findings(
+        microbatches=program.microbatches,
+        uneven_layers=uneven_stages_note(layers_per_stage(program)),
+        exchanges=found,
+        static_bytes=held[fullest],
+        hbm_bytes=target.hbm.size_bytes,
+        expert_share=expert_share(program, fullest),
+        experts_per_rank=experts // layout.ep,
+        scale_up_ranks=target.scale_up.domain or 1,
+    )
 
 
 def advise(iteration: Iteration, findings: Findings) -> tuple[str, ...]:
@@ -42,7 +73,7 @@ def advise(iteration: Iteration, findings: Findings) -> tuple[str, ...]:
         _stages(iteration, findings.uneven_layers),
         _launches(iteration),
         _small_matmuls(iteration),
-        _all_to_all(findings.exchanges),
+        _all_to_all(findings),
     )
     return tuple(text for rule in rules for text in rule)
 
@@ -52,8 +83,18 @@ def _memory(findings: Findings) -> Iterator[str]:
         return
     yield (
         f"memory: parameters, gradients and optimizer state alone need {findings.static_bytes / 2**30:.0f} of "
-        f"{findings.hbm_bytes / 2**30:.0f} GiB per GPU, before any activation: this run does not fit; use more tp, pp "
-        "or (with ZeRO-1) dp"
+        f"{findings.hbm_bytes / 2**30:.0f} GiB per GPU, before any activation: this run does not fit; {_relief(findings)}"
+    )
+
+
+def _relief(findings: Findings) -> str:
+    """What to split further: TP leaves experts whole, so where they dominate it relieves nothing."""
+    if findings.expert_share <= DOMINANT_SHARE:
+        return "use more tp, pp or (with ZeRO-1) dp"
+    finer = "ep (or etp)" if findings.experts_per_rank > 1 else "etp (ep already leaves one expert per rank)"
+    return (
+        f"experts are {findings.expert_share:.0%} of the rank's parameters and tp does not split them: use more {finer}, "
+        "then pp or (with ZeRO-1) dp"
     )
 
 
@@ -103,14 +144,15 @@ def _launches(iteration: Iteration) -> Iterator[str]:
         )
 
 
-def _all_to_all(exchanges: Sequence[Exchange]) -> Iterator[str]:
+def _all_to_all(findings: Findings) -> Iterator[str]:
     """Dispatch and combine that leave the scale-up domain, with what a flat S / beta would have said."""
-    crossing = [exchange for exchange in exchanges if exchange.domains > 1]
+    crossing = [exchange for exchange in findings.exchanges if exchange.domains > 1]
     if not crossing:
         return
     worst = max(crossing, key=lambda exchange: exchange.time_s)
     yield (
         f"all-to-all: expert parallelism spans {worst.domains} scale-up domains; {worst.inter_fraction:.0%} of the bytes "
         f"leave the domain and a call takes {worst.time_s * 1e3:.2f} ms, where S / beta of the scale-up link alone says "
-        f"{worst.flat_scale_up_s * 1e3:.2f} ms and of the NIC alone {worst.flat_nic_s * 1e3:.2f} ms"
+        f"{worst.flat_scale_up_s * 1e3:.2f} ms and of the NIC alone {worst.flat_nic_s * 1e3:.2f} ms (without "
+        f"efficiency); keep ep inside a scale-up domain of {findings.scale_up_ranks}"
     )

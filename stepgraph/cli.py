@@ -54,6 +54,20 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run as a program; also `--help` and `--version`, which no command sees, may meet a full disk."""
+        try:
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _close_quietly()
+            sys.exit(0)
+        except OSError as failed:
+            _say_unwritten(failed)
+            sys.exit(1)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run; a refusal is printed problem by problem and ends with exit code 2.
 
@@ -68,13 +82,22 @@ class Commands(click.Group):
                 click.echo(f"error: {problem}", err=True)
             ctx.exit(2)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _close_quietly()
             ctx.exit(0)
         except OSError as failed:
-            click.echo(f"error: the output could not be written: {failed.strerror or failed} [output]", err=True)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _say_unwritten(failed)
             ctx.exit(1)
         return result
+
+
+def _say_unwritten(failed: OSError) -> None:
+    click.echo(f"error: the output could not be written: {failed.strerror or failed} [output]", err=True)
+    _close_quietly()
+
+
+def _close_quietly() -> None:
+    """What is still buffered goes nowhere, or Python would complain of it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_what_the_terminal_can_show() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
 import attrs
 
-from stepgraph.advice import Findings, advise
+from stepgraph.advice import advise, findings_of
 from stepgraph.errors import refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
@@ -18,13 +19,14 @@ from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
-from stepgraph.lowering.resolution import resolve_layout, uneven_stages_note
+from stepgraph.lowering.mtpchecks import mtp_warnings
+from stepgraph.lowering.resolution import resolve_layout
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.exchanges import Exchange, exchanges
-from stepgraph.passes.footprint import static_bytes
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
 from stepgraph.passes.modelflops import Mfu, Params, count_flops, count_params, mfu
+from stepgraph.passes.seating import seat, seating_note
 
 if TYPE_CHECKING:
     from stepgraph.passes.fusing.grouping import AnyRule
@@ -104,9 +106,9 @@ class Prediction:
 
 
 def predict(
-    model: Model | str,
+    model: Model | str | os.PathLike[str],
     layout: Layout,
-    target: Target | str,
+    target: Target | str | os.PathLike[str],
     *,
     fusions: str | Sequence[AnyRule] = "none",
     profile: str = "reference",
@@ -121,12 +123,13 @@ def predict(
     slowest stage). Raises: InputError for an impossible layout or unknown names.
     """
     rules = () if fusions in ("none", ()) else _rules(fusions)  # most predictions fuse nothing, and need not import it
-    model = load_model(model) if isinstance(model, str) else model
-    target = load_target(target) if isinstance(target, str) else target
+    model = model if isinstance(model, Model) else load_model(model)
+    target = target if isinstance(target, Target) else load_target(target)
     layout, notes = modelled_layout(layout, model)
     shown = _stage_of(rank, layout)
-    chosen = setting(target, profile, eta)
     program = lower(model, layout)
+    chosen = seat(setting(target, profile, eta), program)
+    notes = (*notes, *seating_note(target, chosen.target), *_dropping_note(layout))
     if rules:
         from stepgraph.passes.fusing.programs import fuse
 
@@ -158,7 +161,11 @@ def modelled_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ..
     layout, notes = resolve_layout(layout, model)
     if layout.vpp > 1:
         raise refuse(
-            "layout-not-modelled", "vpp", "the interleaved schedule is not modelled yet", "1", "lower shows chunks"
+            "layout-not-modelled",
+            "vpp",
+            "the interleaved schedule is not modelled yet",
+            "1",
+            f"`stepgraph graph --list --vpp {layout.vpp}` shows the chunks",
         )
     return layout, notes
 
@@ -175,10 +182,18 @@ def mfu_of(model: Model, layout: Layout, target: Target, step_time_s: float) -> 
     """MFU of a step that takes so long; the layout is a resolved one."""
     assert layout.global_batch is not None and layout.seq is not None  # resolved
     tokens_per_s = layout.global_batch * layout.seq / step_time_s
-    parts = count_parts(model, 1, layout.seq)
+    parts = count_parts(model, 1, layout.seq, layout.mtp)
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     peak = layout.gpus * target.peak_flops_per_s(model.dtype)
     return mfu(count_params(parts), flops_per_token, tokens_per_s, peak)
+
+
+def _dropping_note(layout: Layout) -> tuple[str, ...]:
+    """Dropped tokens are no work of this step, but they are work of the model."""
+    if layout.capacity_factor is None or layout.capacity_factor >= 1:
+        return ()
+    dropped = f"{1 - layout.capacity_factor:.0%} of the routed tokens"
+    return (f"capacity factor {layout.capacity_factor:g} drops {dropped}; MFU counts a model that drops none",)
 
 
 def _ranks_per_stage(layout: Layout) -> int:
@@ -207,15 +222,12 @@ def _assemble(
     assert layout.global_batch is not None and layout.seq is not None  # resolved
     cost = iteration.stages[stage]
     tokens_per_s = layout.global_batch * layout.seq / iteration.step_s
-    parts = count_parts(model, 1, layout.seq)
+    parts = count_parts(model, 1, layout.seq, layout.mtp)
     params = count_params(parts)
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
     found = exchanges(program, chosen.target)
-    held = max(static_bytes(program[stage.step], model.dtype) for stage in program.stages)
-    ends = ("embedding", "recv", "send", "head")
-    uneven = uneven_stages_note([sum(r.count for r in s.runs if r.template not in ends) for s in program.stages])
-    findings = Findings(n, uneven, found, held, chosen.target.hbm.size_bytes)
+    findings = findings_of(program, found, model, layout, chosen.target)
     return Prediction(
         model=model.name,
         target=chosen.target.name,
@@ -238,7 +250,7 @@ def _assemble(
         backward_over_forward=_backward_over_forward(iteration.stages),
         stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
         all_to_alls=found,
-        warnings=(*model.warnings, *advise(iteration, findings)),
+        warnings=(*model.warnings, *mtp_warnings(layout, model), *advise(iteration, findings)),
         notes=notes,
     )
 

@@ -17,7 +17,7 @@ from typing import IO
 
 import attrs
 
-from stepgraph.errors import refuse
+from stepgraph.errors import InputError, refuse
 
 TEXT_SUFFIXES = ("dot", "txt")
 PICTURES = ("svg", "png", "pdf")
@@ -61,20 +61,35 @@ def render(dot: str, path: Path) -> str:
 
     Raises: InputError (image-format, no-folder, no-engine, engine-format, engine-failed, engine-timeout).
     """
-    suffix = path.suffix.lower().removeprefix(".")
+    suffix = suffix_of(path)
     if suffix not in (*PICTURES, *TEXT_SUFFIXES):
         known = ", ".join(f".{known}" for known in (*PICTURES, *TEXT_SUFFIXES))
         raise refuse("image-format", str(path), f"no format for the suffix {path.suffix!r}", f"one of {known}")
-    if not path.parent.is_dir():
-        raise refuse("no-folder", str(path), f"there is no folder {path.parent}", fix="make the folder first")
     if suffix in TEXT_SUFFIXES:
-        _write(path, dot.encode())
-        return "text"
+        return write_text(dot, path)
+    _check_folder(path)
     engine = find_engine(suffix)
     if engine is None:
         raise _without_engine(dot, path, suffix)
     _write(path, _picture(dot, path, suffix, engine))
     return engine.name
+
+
+def suffix_of(path: Path) -> str:
+    """The format that a path asks for, in lower case and without the point."""
+    return path.suffix.lower().removeprefix(".")
+
+
+def write_text(text: str, path: Path) -> str:
+    """Write a text into `path`, whole or not at all. Returns: "text". Raises: InputError (no-folder, not-written)."""
+    _check_folder(path)
+    _write(path, text.encode())
+    return "text"
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise refuse("no-folder", str(path), f"there is no folder {path.parent}", fix="make the folder first")
 
 
 def _found() -> Iterator[Engine]:
@@ -95,12 +110,12 @@ def _picture(dot: str, path: Path, suffix: str, engine: Engine) -> bytes:
     try:
         data = _by_program(dot, suffix, engine) if engine.program else _in_process(dot, suffix)
     except subprocess.TimeoutExpired:
-        fix = f"draw fewer ops; the DOT text is in {_beside(dot, path)}"
+        fix = f"draw fewer ops; {_beside(dot, path)}"
         what = f"{engine.name} took longer than {TIMEOUT_S:g} s"
         raise refuse("engine-timeout", str(path), what, fix=fix) from None
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        fix = f"`stepgraph doctor` lists the engines; the DOT text is in {_beside(dot, path)}"
+        fix = f"`stepgraph doctor` lists the engines; {_beside(dot, path)}"
         raise refuse("engine-failed", str(path), f"{engine} failed: {reason}", fix=fix) from None
     return forward_left(data.decode()).encode() if suffix == "svg" else data
 
@@ -145,15 +160,19 @@ def _without_engine(dot: str, path: Path, suffix: str) -> Exception:
     if others:
         what = f"{others[0].name} cannot write {suffix}"
         formats = " or ".join(f".{known}" for known in others[0].formats)
-        return refuse("engine-format", str(path), what, formats, f"{_INSTALL}; the DOT text is in {written}")
-    what = f"no Graphviz engine here; the DOT text is in {written}"
+        return refuse("engine-format", str(path), what, formats, f"{_INSTALL}; {written}")
+    what = f"no Graphviz engine here; {written}"
     return refuse("no-engine", str(path), what, fix=_INSTALL)
 
 
-def _beside(dot: str, path: Path) -> Path:
+def _beside(dot: str, path: Path) -> str:
+    """Where the DOT text went instead of a picture. That it could not be written is not what was asked about."""
     beside = path.with_suffix(".dot")
-    _write(beside, dot.encode())
-    return beside
+    try:
+        _write(beside, dot.encode())
+    except InputError as refused:
+        return f"the DOT text could not be written beside it either ({refused.problems[0].what})"
+    return f"the DOT text is in {beside}"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stepgraph.hwtargets.target import Target
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
 from stepgraph.passes.modelflops import Family, Params
 from stepgraph.prediction import Prediction
@@ -25,10 +26,13 @@ _SCALES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 VISIBLE_SHARE = 1e-6
 """Buckets below this share of the step are rounding, not causes."""
 
+SHORTEST_S = 1e-7
+"""What would print as `0.0 us` or nearly so is what rounding has left of nothing."""
+
 
 def seconds(value: float) -> str:
     """A duration with the unit that suits it."""
-    if value == 0:
+    if value < SHORTEST_S:
         return "0"
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
         if value >= scale:
@@ -57,24 +61,60 @@ def new_console() -> Console:
     return Console(highlight=False, width=WIDTH, soft_wrap=True)
 
 
+def _show(console: Console, table: Table) -> None:
+    """Print a table without the blanks that fill its last column."""
+    with console.capture() as kept:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in kept.get().splitlines()))
+
+
+def _bar(console: Console) -> str:
+    """What bars are made of: a block where the terminal's encoding has it."""
+    return "█" if console.encoding.lower().startswith("utf") else "#"
+
+
 def show_prediction(p: Prediction) -> None:
     """The step, its buckets, its stages and what to know about it."""
     console = new_console()
     layout = p.layout
-    sizes = f"tp {layout.tp}{' (sp)' if layout.sp else ''}, pp {layout.pp}, dp {layout.dp}, zero {layout.zero}"
+    sizes = ", ".join(_sizes(layout))
     batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {p.n_microbatches} micro-batches"
     console.print(f"{escape(p.model)} on {p.gpus} x {escape(p.target)}: {sizes}", style="bold")
     console.print(f"{batch}, seq {layout.seq}, recompute {layout.recompute}, profile {p.profile}, eta {p.eta}\n")
     for line in _headline(p):
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
-    console.print(_buckets(p))
+    _show(console, _buckets(p, _bar(console)))
     if len(p.stages) > 1:
         console.print("\nStages: forward, backward and kernels of one micro-batch, wait and idle of the step:\n")
-        console.print(_stages(p))
+        _show(console, _stages(p))
     for title, texts in (("warning", p.warnings), ("note", p.notes)):
         for text in texts:
             console.print(f"{title}: {escape(text)}", style="yellow" if title == "warning" else "dim")
+
+
+def _sizes(layout: Layout) -> Iterator[str]:
+    """The layout in short: the usual sizes always, the others where they are not their defaults."""
+    yield f"tp {layout.tp}{' (sp)' if layout.sp else ''}"
+    yield from _unusual(layout, "cp", "ep", "etp")
+    yield f"pp {layout.pp}"
+    yield from _unusual(layout, "vpp")
+    yield f"dp {layout.dp}"
+    yield f"zero {layout.zero}"
+    yield from _unusual(layout, "mtp", "capacity_factor", "expert_imbalance", "pad_vocab")
+
+
+def _unusual(layout: Layout, *names: str) -> Iterator[str]:
+    usual = Layout()
+    for name in names:
+        if getattr(layout, name) != getattr(usual, name):
+            yield f"{name.replace('_', ' ')} {getattr(layout, name):g}"
+
+
+def _parameters(params: Params) -> str:
+    """All of them, and the active ones where a token does not visit all."""
+    active = f"   {params.active:,} active" if params.active < params.total else ""
+    return f"{params.total:,}{active}"
 
 
 def _headline(p: Prediction) -> tuple[str, ...]:
@@ -86,7 +126,7 @@ def _headline(p: Prediction) -> tuple[str, ...]:
         f"bubble          {p.bubble.simulated:.1%} simulated   {p.bubble.closed_form:.1%} by (P - 1)/n",
         f"roofline        {seconds(p.roofline_s)}: what max(F/peak, B/beta) per op would have said",
         f"kernels         {p.kernels_per_rank:,} per rank and step",
-        f"parameters      {p.params.total:,}",
+        f"parameters      {_parameters(p.params)}",
         *([f"fusions         {_few(p.fusions)}; `stepgraph fuse` tells what each did"] if p.fusions else []),
     )
 
@@ -96,12 +136,12 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
-def _buckets(p: Prediction) -> Table:
+def _buckets(p: Prediction, bar: str) -> Table:
     table = new_table("bucket", "time", "share", "")
     for name, value in attrs.asdict(p.buckets_s).items():
         share = value / p.step_time_s
         if share > VISIBLE_SHARE:
-            table.add_row(name, seconds(value), f"{share:.1%}", "█" * round(40 * share))
+            table.add_row(name, seconds(value), f"{share:.1%}", bar * round(40 * share))
     table.columns[-1].justify = "left"
     return table
 
@@ -135,10 +175,9 @@ def show_flops(
     whole = sum(family.total for family in families.values())
     for name, f in families.items():
         table.add_row(name, f"{f.fwd:,}", f"{f.dgrad:,}", f"{f.wgrad:,}", f"{f.total / whole:.1%}")
-    table.add_section()
     sums = [sum(getattr(f, part) for f in families.values()) for part in ("fwd", "dgrad", "wgrad")]
     table.add_row("total", *(f"{value:,}" for value in sums), "")
-    console.print(table)
+    _show(console, table)
 
 
 def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
@@ -153,7 +192,7 @@ def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
             row["kind"], row["rule"], _passes(ref), str(ref["kernels"]), _passes(exact), str(exact["kernels"]),
             row["flops"], ", ".join(row["backward"]),
         )  # fmt: skip
-    console.print(table)
+    _show(console, table)
     if not sources:
         console.print("\nr + w: HBM passes over each operand and each result; one number stands for all of them.")
         return
@@ -184,7 +223,7 @@ def show_targets(targets: Sequence[Target]) -> None:
             scaled(t.nic.bandwidth_bytes_per_s, "B/s"),
         )
     console = new_console()
-    console.print(table)
+    _show(console, table)
     console.print("\nRates are per GPU and direction. `stepgraph targets NAME` names the source of every figure.")
 
 
@@ -213,6 +252,6 @@ def show_models(rows: Sequence[Mapping[str, object]], families: Sequence[str]) -
         keys = ("stack", "hidden", "heads", "vocab", "max_positions", "dtype")
         table.add_row(str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys))
     console = new_console()
-    console.print(table)
+    _show(console, table)
     console.print("\nA path to any config.json of a supported family works wherever a name does. Families:")
     console.print(", ".join(families))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from stepgraph.cli import COMMANDS, main
 from stepgraph.passes.buckets import NAMES
+from stepgraph.tables import seconds
 
 CONFIGS = Path(__file__).parents[1] / "lowering/configs"
 
@@ -63,11 +66,86 @@ def test_predict_json_has_the_documented_fields() -> None:
         assert name in found
 
 
+def fields(found: object) -> set[str]:
+    """Every key at any depth."""
+    if isinstance(found, list):
+        return set().union(*map(fields, found))
+    return set(found).union(*map(fields, found.values())) if isinstance(found, dict) else set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "llama-3-8b", "--pp", "2", "--global-batch", "8"),
+        ("predict", "mixtral-8x7b", "--gpus", "8", "--ep", "8"),
+        ("flops", "mixtral-8x7b", "--set", "num_hidden_layers=1"),
+    ],
+)
+def test_every_field_of_the_json_is_documented(arguments: tuple[str, ...]) -> None:
+    text = (Path(__file__).parents[1] / "docs/json.md").read_text(encoding="utf-8")
+    found = run_json(*arguments)
+    if arguments[0] == "flops":
+        found["families"] = list(found["families"].values())  # named by what the model has
+    assert {name for name in fields(found) if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("arguments", [("predict", "llama-3-8b", "--pp", "2"), ("flops", "llama-3-8b"), ("models",)])
+def test_tables_have_no_blanks_at_the_end_of_a_line(arguments: tuple[str, ...]) -> None:
+    lines = run(*arguments).stdout.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+    if arguments[0] == "flops":
+        assert "" not in lines[3:]  # below the title of the table
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0, "0"), (7e-8, "0"), (2e-7, "0.2 us"), (0.0025, "2.500 ms")])
+def test_durations(value: float, shown: str) -> None:
+    assert seconds(value) == shown
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_bars_are_drawn_with_what_the_terminal_has(encoding: str) -> None:
+    result = CliRunner(charset=encoding).invoke(main, ["predict", "llama-3-8b"])
+    assert result.exit_code == 0
+    assert "####" in result.stdout
+    assert "?" not in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["predict", "--help"], ["--version"], ["targets"]])
+def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "stepgraph", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output could not be written: No space left on device [output]\n"
+
+
 def test_predict_prints_a_table() -> None:
     result = run("predict", "llama-3-8b", "--gpus", "16", "--tp", "4", "--pp", "2", "--global-batch", "8")
     assert result.exit_code == 0
     for word in ("step ", "MFU", "bubble", "gemm", "Stages", "warning: bubble: n = 4 micro-batches are fewer than 4P"):
         assert word in result.stdout
+
+
+def test_the_table_says_what_is_out_of_the_ordinary() -> None:
+    dense = run("predict", "llama-3-8b", "--gpus", "2").stdout
+    assert dense.startswith("llama-3-8b on 2 x h100: tp 1, pp 1, dp 2, zero 1\n")
+    assert "parameters      8,030,261,248\n" in dense
+    options = ("--gpus", "16", "--tp", "2", "--ep", "4", "--etp", "2", "--seq", "64")
+    sparse = run("predict", "mixtral-8x7b", *options, "--capacity-factor", "1.25", "--pad-vocab", "128").stdout
+    line = (
+        "mixtral-8x7b on 16 x h100: tp 2 (sp), ep 4, etp 2, pp 1, dp 8, zero 1, capacity factor 1.25, pad vocab 128\n"
+    )
+    assert sparse.startswith(line)
+    # of 8 experts of 3 x 4096 x 14336 in 32 layers a token leaves out 6
+    total = 46_702_792_704
+    active = total - 32 * 6 * 3 * 4096 * 14336
+    assert f"parameters      {total:,}   {active:,} active\n" in sparse
+    further = run(
+        "predict", "deepseek-v3", "--gpus", "64", "--pp", "8", "--ep", "8", "--seq", "64", "--mtp", "1"
+    ).stdout
+    assert further.startswith("deepseek-v3 on 64 x h100: tp 1, ep 8, pp 8, dp 8, zero 1, mtp 1\n")
 
 
 def test_the_rank_option_chooses_the_stage() -> None:
@@ -96,10 +174,25 @@ def test_flops_json_has_the_documented_fields() -> None:
     )
     assert set(found["params"]) >= {"total", "active", "embedding"}
     assert list(found["families"]) == ["qkv", "sdpa", "attn_out", "mlp_up", "mlp_down", "lm_head"]
-    assert set(found["families"]["sdpa"]) == {"fwd", "bwd"}
-    assert set(found["families"]["qkv"]) == {"fwd", "dgrad", "wgrad"}
+    assert all(set(family) == {"fwd", "dgrad", "wgrad"} for family in found["families"].values())
+    sdpa = found["families"]["sdpa"]
+    assert (sdpa["dgrad"], sdpa["wgrad"]) == (2 * sdpa["fwd"], 0)
     # 4 m h s head_dim per layer: m = 2 x 4100 tokens, 32 heads of 128
     assert found["families"]["sdpa"]["fwd"] == 32 * 4 * (2 * 4100) * 4100 * 32 * 128
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--seq", "5000"), "seq-positions"),  # the table has 1024 rows
+        (("--seq", "0"), "layout-value"),
+        (("--micro-batch", "0"), "layout-value"),
+        (("--micro-batch", "1000000000"), "too-many-tokens"),
+    ],
+)
+def test_flops_has_the_limits_of_predict(options: tuple[str, ...], code: str) -> None:
+    assert code in refused("flops", "gpt2-xl", *options)
+    assert code in refused("predict", "gpt2-xl", *options)
 
 
 def test_tables_of_ops_targets_and_models() -> None:
@@ -138,6 +231,25 @@ def test_graph_writes_dot_and_text_files(tmp_path: Path) -> None:
         result = run("graph", "llama-3-8b", "--tp", "2", "-o", str(tmp_path / name))
         assert result.exit_code == 0, result.output
         assert start in (tmp_path / name).read_text()
+
+
+def test_a_folder_that_is_not_there_is_refused_whatever_the_suffix(tmp_path: Path) -> None:
+    for name in ("x.txt", "x.TXT", "x.dot", "x.svg"):
+        assert "[no-folder]" in refused("graph", "llama-3-8b", "-o", str(tmp_path / "nowhere" / name))
+
+
+def test_a_suffix_in_capitals_means_the_same(tmp_path: Path) -> None:
+    for name, start in (("layer.TXT", "graph dense"), ("layer.Dot", "digraph")):
+        result = run("graph", "llama-3-8b", "--max-ops", "1", "-o", str(tmp_path / name))  # no limit for a text
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / name).read_text().startswith(start)
+
+
+@pytest.mark.parametrize("stages", ["E|t*16|t*16|L", "Et*16|t*16||L"])
+def test_graph_shows_the_first_layer_wherever_it_runs(stages: str) -> None:
+    result = run("graph", "llama-3-8b", "--pp", "4", "--pipeline-layout", stages)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("graph dense")
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -184,10 +296,12 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
         (("--cp", "2"), "layout-not-modelled"),
         (("--ep", "2"), "ep-needs-experts"),
         (("--etp", "2"), "ep-needs-experts"),
+        (("--capacity-factor", "2"), "capacity_factor = 2.0, but llama-3-8b has no experts"),
+        (("--expert-imbalance", "3"), "expert_imbalance = 3.0, but llama-3-8b has no experts"),
         (("--dp", "3", "--gpus", "2"), "gpus-dp"),
         (("--pp", "8", "--global-batch", "100000000"), "too-many-micro-batches"),
         (("--vpp", "2"), "vpp-needs-pp"),
-        (("--vpp", "2", "--pp", "2"), "layout-not-modelled"),
+        (("--vpp", "2", "--pp", "2"), "`stepgraph graph --list --vpp 2` shows the chunks. [layout-not-modelled]"),
         (("--zero", "3"), "zero"),
         (("--schedule", "gpipe"), "schedule"),
         (("--recompute", "some"), "recompute"),
@@ -203,6 +317,22 @@ def test_impossible_options_are_refused_with_a_code(options: tuple[str, ...], ex
     stderr = refused("predict", "llama-3-8b", *options)
     assert expected in stderr
     assert stderr.startswith("error: ")
+
+
+def test_every_unknown_name_is_reported_at_once() -> None:
+    stderr = refused("predict", "llama-3-8b", "--profile", "foo", "--eta", "bar")
+    assert [line.split(":")[1] for line in stderr.splitlines()] == [" --profile", " --eta"]
+
+
+def test_the_list_names_ranks_and_chunks_and_each_step_once() -> None:
+    result = run("graph", "llama-3-8b", "--pp", "4", "--vpp", "3", "--list")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("stage")]
+    assert lines[0] == "stage 0 (rank 0, chunk 0): embedding, dense x 2, send | step.0"
+    assert lines[4] == "stage 4 (rank 0, chunk 1): recv, dense x 3, send"
+    assert sum("| step" in line for line in lines) == 4  # one per rank, for all its chunks
+    # 32 = 12 x 2 + 8: eight stages around the middle get a third layer
+    assert "32 layers over 12 stages are uneven (2 2 3 3 3 3 3 3 3 3 2 2)" in result.stderr
+    assert run("graph", "llama-3-8b", "--pp", "4", "--vpp", "2", "--list").stderr == ""
 
 
 def test_tp_3_with_32_heads_names_the_nearest_possible_values() -> None:
@@ -229,6 +359,27 @@ def test_unknown_templates_stages_kinds_and_suffixes_are_refused(tmp_path: Path)
     assert "one of them" in refused("graph", "llama-3-8b", "--stage", "0", "--template", "dense")
     assert "rmsnorm" in refused("ops", "rmsnrm")
     assert "svg" in refused("graph", "llama-3-8b", "-o", str(tmp_path / "layer.xyz"))
+
+
+class Elsewhere:
+    """A path that is neither text nor a `Path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+@pytest.mark.parametrize("kind", [str, Path, Elsewhere])
+def test_python_facade_takes_names_and_any_path(kind: Any) -> None:
+    import stepgraph
+
+    config, target = CONFIGS / "llama-3-8b.json", Path(__file__).parents[1] / "hwtargets/data/h100.toml"
+    assert stepgraph.load_model(kind(config)).n_layers == 32
+    found = stepgraph.predict(kind(config), stepgraph.Layout(), kind(target))
+    named = stepgraph.predict("llama-3-8b", stepgraph.Layout(), "h100")
+    assert found.step_time_s == named.step_time_s
 
 
 def test_python_facade_predicts_and_refuses_what_is_not_there_yet() -> None:

@@ -271,3 +271,14 @@ def test_changed_ops_have_a_thick_rim() -> None:
     assert thick == ["qkv", '"norm.regather"']
     (again,) = (line for line in text.splitlines() if line.strip().startswith('"norm.regather" ['))
     assert "dashed" in again
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "gpt-oss-20b", "deepseek-v3", "gemma-2-9b"])
+def test_every_template_of_every_kind_of_block_draws(name: str) -> None:
+    for graph in lower(load_model(name), Layout(seq=512)).templates:
+        assert to_dot(graph).count("fillcolor=") >= len(graph.ops)
+
+
+def test_every_rule_has_a_colour_of_its_own() -> None:
+    assert set(RULE_FILLS) == set(Rule)
+    assert len(set(RULE_FILLS.values())) == len(Rule)

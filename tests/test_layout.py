@@ -131,11 +131,20 @@ def test_every_kind_of_layer_is_checked() -> None:
     assert resolve_layout(Layout(tp=64), load_model("gpt-oss-20b"))[0].tp == 64
 
 
-def test_an_odd_vocabulary_names_its_divisors_and_a_padded_size() -> None:
+def test_an_odd_vocabulary_names_its_divisors_and_the_padding_that_helps() -> None:
     problem = refused(GPT2_XL, tp=5)["tp-vocab"]
     assert problem.expected.endswith("1, 29, 1733, 50257")  # 29 * 1733 = 50257
-    assert "vocab_size=50260" in problem.fix  # 5 * 10052
-    assert resolve_layout(Layout(tp=5, seq=1000), load_model("gpt2-xl", {"vocab_size": 50260}))[0].sp
+    assert problem.fix.endswith("or pad the vocabulary: --pad-vocab 128")
+    assert "not modelled" not in str(problem)
+    padded, notes = resolve_layout(Layout(tp=5, seq=1000, pad_vocab=128), GPT2_XL)
+    assert padded.sp
+    assert "vocab: 50257 padded to 50560, a multiple of 128 x tp" in notes  # 79 * 640
+
+
+def test_a_padding_longer_than_the_vocabulary_is_refused() -> None:
+    assert refused(GPT2_XL, pad_vocab=10**9)["pad-vocab"].expected == "1 to 50257"
+    assert "pad-vocab" in refused(GPT2_XL, pad_vocab=50258)
+    assert resolve_layout(Layout(pad_vocab=50257), GPT2_XL)[0].pad_vocab == 50257
 
 
 def test_nearest_batches_and_sequences() -> None:
@@ -249,3 +258,21 @@ def test_padding_and_copies_are_said() -> None:
 def test_load_is_a_fraction() -> None:
     assert Layout(capacity_factor=1.25).load == (5, 4)
     assert Layout(expert_imbalance=1.5).load == (3, 2)
+    assert Layout(capacity_factor=3).load == (3, 1)
+
+
+def test_a_load_keeps_all_its_digits() -> None:
+    assert Layout(capacity_factor=0.0012).load == (3, 2500)
+    assert Layout(expert_imbalance=1.0004).load == (2501, 2500)
+
+
+@pytest.mark.parametrize("factor", [0.0004, 0.0, 1e-300, -1.0])
+def test_a_capacity_that_leaves_nothing_is_refused(factor: float) -> None:
+    problem = refused(load_model("mixtral-8x7b"), capacity_factor=factor)["layout-value"]
+    assert (problem.where, problem.expected) == ("capacity_factor", "a number from 0.001 to 1000")
+
+
+def test_capacity_and_imbalance_exclude_each_other() -> None:
+    mixtral = load_model("mixtral-8x7b")
+    assert "capacity-conflict" in refused(mixtral, capacity_factor=1.25, expert_imbalance=1.5)
+    assert resolve_layout(Layout(capacity_factor=1.25, expert_imbalance=1.0), mixtral)[0].load == (5, 4)

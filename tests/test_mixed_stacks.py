@@ -126,6 +126,28 @@ def test_the_optimizer_updates_every_parameter_of_a_mixed_stack(name: str) -> No
     assert updated == count_params(count_parts(model, 1, 64)).total
 
 
+def test_every_stage_names_dense_and_expert_buffers_alike() -> None:
+    layout = Layout(pp=4, dp=16, ep=8, seq=64)
+    program = lower(load_model("mixtral-8x7b"), layout)
+    for index, stage in enumerate(program.stages):
+        step = program[stage.step]
+        moved = {op.name: op for op in step.ops if op.kind == "reduce_scatter"}
+        assert list(moved) == ["step.grads.reduce_scatter", "step.experts.grads.reduce_scatter"]
+        dense, experts = moved.values()
+        assert [axis.size for axis in experts.group] == [16 // 8]
+        # 8 layers of q and out 4096 x 4096, k and v 4096 x 1024, a router 4096 x 8 and two norms
+        layers = 8 * (2 * 4096**2 + 2 * 4096 * 1024 + 4096 * 8 + 2 * 4096)
+        table, norm = 32000 * 4096, 4096
+        assert dense.inputs[0].elements == layers + (table if index in (0, 3) else 0) + (norm if index == 3 else 0)
+        assert experts.inputs[0].elements == 8 * 3 * 4096 * 14336  # one expert of each of 8 layers
+
+
+@pytest.mark.parametrize("dp", [1, 8])
+def test_experts_that_are_summed_over_the_same_ranks_share_the_dense_buffer(dp: int) -> None:
+    program = lower(load_model("mixtral-8x7b", {"num_hidden_layers": 2}), Layout(dp=dp, seq=64))
+    assert [op.name for op in program["step"].ops if op.kind == "adamw"] == ["step.adamw"]
+
+
 def test_a_repeating_stage_is_shown_once() -> None:
     program = lower(load_model(Path(__file__).parent / "data/hf/gemma-2-9b.json"), Layout(seq=64))
     assert shown_runs(program.stages[0].runs) == "embedding, (sliding_dense, dense) x 21, head"

@@ -133,11 +133,13 @@ def test_experts_have_a_gradient_buffer_of_their_own() -> None:
     mesh, (placed, _) = mesh_of(layout), pair(PLAIN, layout)
     edp, ep, tp = mesh.axes
     assert [(axis.name, axis.size) for axis in mesh.axes] == [("edp", 2), ("ep", 2), ("tp", 2)]
-    buffers = dict(count_stage_params([(placed, 1)], mesh).buffers)
+    dense, experts = count_stage_params([(placed, 1)], mesh).buffers
+    assert (dense.of_experts, dense.axes) == (False, (edp, ep))
+    assert (experts.of_experts, experts.axes) == (True, (edp,))
     # each rank has 8 / ep experts of d (2 f) + f d, f = 8 over etp
-    assert buffers[(edp,)] == 8 // 2 * (HIDDEN * 2 * 8 + 8 * HIDDEN) // 2
+    assert experts.elements == 8 // 2 * (HIDDEN * 2 * 8 + 8 * HIDDEN) // 2
     # 12 packed heads and 4 heads of output over tp; 2 norms and the router whole
-    assert buffers[(edp, ep)] == (12 + 4) * 4 * HIDDEN // 2 + 2 * HIDDEN + HIDDEN * 8
+    assert dense.elements == (12 + 4) * 4 * HIDDEN // 2 + 2 * HIDDEN + HIDDEN * 8
     assert tp in {p.axis for p in placed["moe.experts.down"].inputs[1].place}
 
 

@@ -242,6 +242,7 @@ def test_latent_attention(
 SILENT = [
     "DeepSeek-V2-Lite",
     "EXAONE-4.0-32B",
+    "GLM-4.5-Air",
     "Llama-2-70b",
     "Llama-3-70B",
     "Llama-3-8B",
@@ -249,6 +250,7 @@ SILENT = [
     "Meta-Llama-3.1-405B",
     "Meta-Llama-3.1-70B",
     "Meta-Llama-3.1-8B",
+    "MiMo-7B-Base",
     "Mistral-7B-Instruct-v0.3",
     "Mixtral-8x22B-v0.1",
     "Mixtral-8x7B-v0.1",
@@ -264,25 +266,19 @@ SILENT = [
     "granite-3.1-1b-a400m",
     "phi-4",
 ]
-MTP = "1 multi-token prediction module is recorded but not part of the training step"
 NESTED = "only the language model in text_config is read: vision and audio parts"
 OMNI = (
     "only the language model in thinker_config.text_config is read: vision and audio parts "
     "(talker_config, token2wav_config, vision_config, audio_config) are not counted"
 )
 WARNED = {
-    "DeepSeek-V3": ["inference checkpoint (fp8): training dtype taken as bf16", MTP],
-    "GLM-4.5-Air": [MTP],
+    "DeepSeek-V3": ["inference checkpoint (fp8): training dtype taken as bf16"],
     "Kimi-K2-Instruct": ["inference checkpoint (fp8): training dtype taken as bf16"],
     "Llama-4-Scout-17B-16E-Instruct": [
         "queries and keys are scaled to length 1 without weights: that scaling is not counted",
         f"{NESTED} are not counted",
     ],
-    "MiMo-7B-Base": [MTP],
-    "MiniMax-M2.5": [
-        "inference checkpoint (fp8): training dtype taken as bf16",
-        "3 multi-token prediction modules are recorded but not part of the training step",
-    ],
+    "MiniMax-M2.5": ["inference checkpoint (fp8): training dtype taken as bf16"],
     "Qwen3-VL-8B-Instruct": [f"{NESTED} (vision_config) are not counted"],
     "draft-longcat-flash-eagle3": [
         "this is a draft for speculative decoding: read as the plain decoder that it describes"

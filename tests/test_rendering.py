@@ -141,6 +141,14 @@ def test_a_target_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out.dot"]
 
 
+def test_the_asked_file_is_named_when_the_text_beside_it_cannot_be_written_either(bare: Path, tmp_path: Path) -> None:
+    program(bare, "dot", "sys.exit(3)")
+    (tmp_path / "out.dot").mkdir()
+    problem = refused(tmp_path / "out.svg")
+    assert (problem.code, problem.where) == ("engine-failed", str(tmp_path / "out.svg"))
+    assert "could not be written beside it" in problem.fix
+
+
 def svg(forward_x: int, backward_x: int) -> str:
     """A page 108 wide, 4 of margin on each side: x runs from 0 to 100."""
     return (

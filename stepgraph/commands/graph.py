@@ -70,8 +70,10 @@ def command(
     Without -o the graph is printed as text, one op per line.
     """
     from stepgraph.lowering.lowering import lower
+    from stepgraph.lowering.mtpchecks import mtp_warnings
     from stepgraph.passes.base import setting
     from stepgraph.passes.costing import costs as cost_pass
+    from stepgraph.passes.seating import seat
 
     model, chosen_layout, machine, rules = together(
         lambda: model_from(config, overrides),
@@ -80,11 +82,13 @@ def command(
         lambda: rules_from(fusions),
     )
     program = _fused(lower(model, chosen_layout), rules)
-    chosen_setting = setting(machine, profile, eta)
+    chosen_setting = seat(setting(machine, profile, eta), program)
+    for text in (*model.warnings, *mtp_warnings(chosen_layout, model)):
+        click.echo(f"warning: {text}", err=True)
     if list_only:
         _list(program)
         return
-    graph = _choose(program, template, stage)
+    graph = _choose(program, template, stage, model.template_names[0])
     cost = cost_pass(graph, chosen_setting) if costs else None
     _write(graph, cost, output, _title(graph, program, chosen_layout, chosen_setting), max_ops)
 
@@ -108,21 +112,30 @@ def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> s
 
 def _list(program: Program) -> None:
     from stepgraph.ir.program import shown_runs
+    from stepgraph.lowering.resolution import uneven_stages_note
+    from stepgraph.lowering.stages import layers_per_stage
 
     for graph in program.templates:
         click.echo(f"{graph.name}: {len(graph.ops)} ops")
+    ranks = 1 + max(stage.rank for stage in program.stages)
     for index, stage in enumerate(program.stages):
-        click.echo(f"stage {index}: {shown_runs(stage.runs)} | {stage.step}")
+        chunk = index // ranks
+        place = f" (rank {stage.rank}, chunk {chunk})" if len(program.stages) > ranks else ""
+        step = f" | {stage.step}" if chunk == 0 else ""  # once per rank, for the parameters of all its chunks
+        click.echo(f"stage {index}{place}: {shown_runs(stage.runs)}{step}")
+    uneven = uneven_stages_note(layers_per_stage(program))
+    if uneven:
+        click.echo(f"warning: {uneven}", err=True)
 
 
-def _choose(program: Program, template: str | None, stage: int | None) -> Graph:
+def _choose(program: Program, template: str | None, stage: int | None, usual: str) -> Graph:
     if stage is not None and template is not None:
         raise refuse("template-or-stage", "--stage", "--template and --stage were both given", "one of them")
     if stage is not None:
         if not 0 <= stage < len(program.stages):
             raise refuse("stage", "--stage", f"there is no stage {stage}", f"0 to {len(program.stages) - 1}")
         return program.unroll(stage)
-    name = template or program.stages[0].runs[1].template
+    name = usual if template is None else template
     if name == "step":
         name = program.stages[0].step
     if name not in program.by_name:
@@ -139,12 +152,11 @@ def _write(graph: Graph, cost: Costs | None, output: Path | None, title: str, ma
         click.echo(dump(graph, cost_columns(cost) if cost else None), nl=False)
         return
     from stepgraph.ir.drawing import to_dot
-    from stepgraph.rendering import render
+    from stepgraph.rendering import render, suffix_of, write_text
 
-    if output.suffix == ".txt":
-        output.write_text(dump(graph, cost_columns(cost) if cost else None))
-        engine = "text"
+    if suffix_of(output) == "txt":
+        engine = write_text(dump(graph, cost_columns(cost) if cost else None), output)
     else:
-        limit = len(graph.ops) if output.suffix == ".dot" else max_ops  # text needs no layout
+        limit = len(graph.ops) if suffix_of(output) == "dot" else max_ops  # text needs no layout
         engine = render(to_dot(graph, notes=op_notes(cost) if cost else None, title=title, max_ops=limit), output)
     click.echo(f"{output}: {len(graph.ops)} ops ({engine})", err=True)

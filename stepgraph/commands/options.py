@@ -166,10 +166,3 @@ def together(*steps: Callable[[], Any]) -> list[Any]:
     if problems:
         raise InputError(problems)
     return results
-
-
-def positive(name: str, value: int) -> int:
-    """A size that is at least 1. Raises: InputError."""
-    if value < 1:
-        raise refuse("value", f"--{name}", f"{value} is no size", "a whole number of at least 1")
-    return value
