@@ -6,7 +6,7 @@ seams); `unroll` writes the same stage out as one long graph, and the two agree.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -162,7 +162,21 @@ def seam_graph(program: Program, left: str, right: str) -> Graph:
 
     Raises: KeyError for an unknown template; InputError (no-seam) when the left one hands nothing to the right one.
     """
-    layers = [_prefixed(program[left], LEFT), _prefixed(program[right], RIGHT)]
+    return seam_graphs(program, [(left, right)])[left, right]
+
+
+def seam_graphs(program: Program, pairs: Collection[tuple[str, str]]) -> dict[tuple[str, str], Graph]:
+    """The graphs of several seams, as `seam_graph` makes them; each layer is prefixed once per side."""
+    sides: dict[tuple[str, str], Graph] = {}
+    for pair in pairs:
+        for name, prefix in zip(pair, (LEFT, RIGHT), strict=True):
+            if (name, prefix) not in sides:
+                sides[name, prefix] = _prefixed(program[name], prefix)
+    return {pair: _seam(program, pair, [sides[pair[0], LEFT], sides[pair[1], RIGHT]]) for pair in pairs}
+
+
+def _seam(program: Program, pair: tuple[str, str], layers: list[Graph]) -> Graph:
+    left, right = pair
     name = f"{left} -> {right}"
     if not (layers[0].ports.leaves and layers[1].ports.enters):
         raise refuse("no-seam", name, f"no stream leaves {left} and enters {right}", "templates that can be neighbours")

@@ -11,9 +11,9 @@ if __name__ == "passes":
 
 if TYPE_CHECKING:
     from stepgraph.passes.comparison import compare
-    from stepgraph.passes.fusing.grouping import explain, unfuse
+    from stepgraph.passes.fusing.grouping import explain
     from stepgraph.passes.fusing.pattern import fusion
-    from stepgraph.passes.fusing.programs import fuse
+    from stepgraph.passes.fusing.programs import fuse, unfuse
 
 _HOMES = MappingProxyType(
     {
@@ -21,7 +21,7 @@ _HOMES = MappingProxyType(
         "explain": "stepgraph.passes.fusing.grouping",
         "fuse": "stepgraph.passes.fusing.programs",
         "fusion": "stepgraph.passes.fusing.pattern",
-        "unfuse": "stepgraph.passes.fusing.grouping",
+        "unfuse": "stepgraph.passes.fusing.programs",
     }
 )
 

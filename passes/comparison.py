@@ -15,6 +15,7 @@ from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.fusing.programs import template_counts
 from stepgraph.passes.iteration import Part, cost_stages, iterate, part_of
+from stepgraph.passes.seating import seat
 
 PHASES = tuple(phase.value for phase in Phase)
 
@@ -112,6 +113,7 @@ def side_of(target: Graph | Program, chosen: Setting) -> Side:
     """Totals of one side."""
     if isinstance(target, Graph):
         return _side(_graph_parts(target, chosen), _saved(target), None)
+    chosen = seat(chosen, target)
     costed = {graph.name: costs(graph, chosen) for graph in target.templates}
     stages = cost_stages(target, costed, chosen)
     parts = {

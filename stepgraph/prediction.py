@@ -131,9 +131,9 @@ def predict(
     chosen = seat(setting(target, profile, eta), program)
     notes = (*notes, *seating_note(target, chosen.target), *_dropping_note(layout))
     if rules:
-        from stepgraph.passes.fusing.programs import fuse
+        from stepgraph.soundfusing import fuse_soundly
 
-        program, notes = fuse(program, rules)[0], (*notes, *_rewrite_notes(rules))
+        program, notes = fuse_soundly(program, rules)[0], (*notes, *_rewrite_notes(rules))
     iteration = iterate(program, chosen)
     finite(iteration.step_s)
     stage = iteration.slowest if shown is None else shown

@@ -61,7 +61,7 @@ def new_console() -> Console:
     return Console(highlight=False, width=WIDTH, soft_wrap=True)
 
 
-def _show(console: Console, table: Table) -> None:
+def show_table(console: Console, table: Table) -> None:
     """Print a table without the blanks that fill its last column."""
     with console.capture() as kept:
         console.print(table)
@@ -84,10 +84,10 @@ def show_prediction(p: Prediction) -> None:
     for line in _headline(p):
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
-    _show(console, _buckets(p, _bar(console)))
+    show_table(console, _buckets(p, _bar(console)))
     if len(p.stages) > 1:
         console.print("\nStages: forward, backward and kernels of one micro-batch, wait and idle of the step:\n")
-        _show(console, _stages(p))
+        show_table(console, _stages(p))
     for title, texts in (("warning", p.warnings), ("note", p.notes)):
         for text in texts:
             console.print(f"{title}: {escape(text)}", style="yellow" if title == "warning" else "dim")
@@ -177,7 +177,7 @@ def show_flops(
         table.add_row(name, f"{f.fwd:,}", f"{f.dgrad:,}", f"{f.wgrad:,}", f"{f.total / whole:.1%}")
     sums = [sum(getattr(f, part) for f in families.values()) for part in ("fwd", "dgrad", "wgrad")]
     table.add_row("total", *(f"{value:,}" for value in sums), "")
-    _show(console, table)
+    show_table(console, table)
 
 
 def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
@@ -192,7 +192,7 @@ def show_ops(rows: Sequence[Mapping[str, Any]], *, sources: bool) -> None:
             row["kind"], row["rule"], _passes(ref), str(ref["kernels"]), _passes(exact), str(exact["kernels"]),
             row["flops"], ", ".join(row["backward"]),
         )  # fmt: skip
-    _show(console, table)
+    show_table(console, table)
     if not sources:
         console.print("\nr + w: HBM passes over each operand and each result; one number stands for all of them.")
         return
@@ -223,7 +223,7 @@ def show_targets(targets: Sequence[Target]) -> None:
             scaled(t.nic.bandwidth_bytes_per_s, "B/s"),
         )
     console = new_console()
-    _show(console, table)
+    show_table(console, table)
     console.print("\nRates are per GPU and direction. `stepgraph targets NAME` names the source of every figure.")
 
 
@@ -252,6 +252,6 @@ def show_models(rows: Sequence[Mapping[str, object]], families: Sequence[str]) -
         keys = ("stack", "hidden", "heads", "vocab", "max_positions", "dtype")
         table.add_row(str(row["name"]), f"{row['params']:,}", f"{row['active']:,}", *(str(row[key]) for key in keys))
     console = new_console()
-    _show(console, table)
+    show_table(console, table)
     console.print("\nA path to any config.json of a supported family works wherever a name does. Families:")
     console.print(", ".join(families))

@@ -257,11 +257,12 @@ MODELS = {
     "layernorm_backward": "gpt2-xl",
     "add_rmsnorm": "llama-3-8b",
     "add_layernorm": "gpt2-xl",
+    "bias_add_layernorm": "gpt2-xl",
     "qk_norm_rope": "qwen3-30b-a3b",
     "bias_activation": "gpt2-xl",
     "bias_glu": "gpt-oss-20b",
     "activation_bias_backward": "gpt2-xl",
-    "bias_add_residual": "gpt2-xl",
+    "bias_add_residual": "gpt-oss-20b",
     "rope_pair": "llama-3-8b",
     "softcap_loss": "gemma-2-9b",
     "softcap_loss_backward": "gemma-2-9b",
@@ -270,8 +271,8 @@ MODELS = {
 }
 """A carried model in which each rule finds something."""
 
-SHADOWED = {"bias_add_residual"}
-"""Rules that find nothing where the larger patterns before them have been: they are for sets of one's own."""
+SHADOWED = {"add_layernorm"}
+"""Rules that find nothing in carried models where larger patterns before them have been: for models without biases."""
 
 
 COUNTED = {"rmsnorm_backward", "layernorm_backward"}

@@ -22,9 +22,8 @@ from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import lower
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import Costs, costs
-from stepgraph.passes.fusing.grouping import unfuse
 from stepgraph.passes.fusing.pattern import FusionRule
-from stepgraph.passes.fusing.programs import fuse, unfuse_program
+from stepgraph.passes.fusing.programs import fuse, unfuse
 from stepgraph.passes.fusing.sets import BASIC
 from stepgraph.passes.iteration import cost_stages, iterate
 from stepgraph.passes.launch import launch_s
@@ -165,7 +164,7 @@ def test_a_fused_program_is_sound_and_comes_apart_again(index: int) -> None:
     program, fused = program_of(index), fused_of(index)
     verify_program(fused)
     assert all(nx.is_directed_acyclic_graph(contracted(fused.unroll(i))) for i in range(len(fused.stages)))
-    assert unfuse_program(fused) == program
+    assert unfuse(fused) == program
 
 
 @pytest.mark.parametrize("index", range(len(PROGRAMS)), ids=IDS)
@@ -216,7 +215,7 @@ def test_random_rules_leave_real_programs_sound_and_rolled_as_written_out(
     program, chosen = case
     fused, report = fuse(program, chosen)
     verify_program(fused)
-    assert unfuse_program(fused) == program
+    assert unfuse(fused) == program
     assert (fused is program) == (not any(rule.fused for rule in report.rules))
     law = SETTINGS[1]
     stages = cost_stages(fused, {graph.name: costs(graph, law) for graph in fused.templates}, law)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 from click.testing import CliRunner
 
 import stepgraph
 from stepgraph.cli import main
 from stepgraph.errors import InputError
+from stepgraph.ir.graph import Group
+from stepgraph.ir.program import SeamGroups
+from stepgraph.passes.fusing.grouping import FusionReport
 from stepgraph.passes.fusing.sets import BASIC, RULE_SETS, as_rules, rule_names, rules_of
+from stepgraph.soundfusing import fuse_soundly
 
 HEAD = "from stepgraph.passes import fusion\n"
 NORM = """
@@ -151,7 +156,7 @@ def test_predict_without_fusions_is_what_it_was() -> None:
 
 
 def test_predict_records_the_rules_and_is_faster() -> None:
-    layout, rules = stepgraph.Layout(), BASIC[:5]
+    layout, rules = stepgraph.Layout(), BASIC[:7]
     plain = stepgraph.predict("llama-3-8b", layout, "h100")
     fused = stepgraph.predict("llama-3-8b", layout, "h100", fusions=rules)
     assert fused.fusions == tuple(rule.name for rule in rules)
@@ -201,3 +206,12 @@ def test_the_reference_page_lists_every_basic_rule_with_its_source() -> None:
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
     listed = [(row[0].strip("|` "), row[-1].removesuffix(" |")) for row in rows if len(row) == 4]
     assert listed == [(rule.name, rule.source) for rule in BASIC]
+
+
+def test_kernels_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = stepgraph.lower(stepgraph.load_model("llama-3-8b"), stepgraph.Layout(seq=64))
+    waits = Group("k", "r", ("left.mlp.residual", "right.attn.qkv"))  # the norm between them is outside
+    cyclic = attrs.evolve(program, seam_groups=(SeamGroups("dense", "dense", (waits,)),))
+    monkeypatch.setattr("stepgraph.soundfusing.fuse", lambda *_: (cyclic, FusionReport((), ())))
+    with pytest.raises(InputError, match="kernels wait for each other"):
+        fuse_soundly(program, [])

@@ -197,7 +197,7 @@ def _settle(bench: Bench, rule: FusionRule, found: Found) -> Site:
     return Site(rule.name, members[-1], members, (), notes_of(bench.graph, found))
 
 
-def unfuse(graph: Graph, *rules: str) -> Graph:
+def unfuse_graph(graph: Graph, *rules: str) -> Graph:
     """The graph without the kernels of the named rules, or without any; ops were never touched, so it is exact."""
     kept = tuple(group for group in graph.groups if rules and group.rule not in rules)
     return graph if kept == graph.groups else attrs.evolve(graph, groups=kept)

@@ -10,12 +10,15 @@ import attrs
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op
-from stepgraph.ir.table import row_of
+from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Tensor
 from stepgraph.passes.fusing.findings import Bound, Found, Gap, Miss, behind, kinds_handed_over
 from stepgraph.passes.fusing.pattern import FusionRule, Node, Var
 
 NOWHERE: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+APART = frozenset({*CONVERSIONS, "recv"})
+"""Kinds that may keep the parts of a match apart."""
 
 
 class Matcher:
@@ -42,6 +45,7 @@ class Matcher:
         self.miss = Miss(-1, "", "")
         self._free_only = False
         self._over_gaps = False
+        self._met: set[str] = set()  # what stopped the attempt: "taken" ops, possible "gaps"
 
     def candidates(self) -> Iterator[Op]:
         """Ops that could be the pattern's first result, in program order."""
@@ -55,10 +59,14 @@ class Matcher:
     def every(self, op: Op) -> Iterator[Found]:
         """Matches with their first result made by `op`, those of free ops first.
 
-        Where there is none: those of ops that are taken; failing these, those that a gap keeps apart.
+        Where there is none: those of ops that are taken; failing these, those that a gap keeps apart. Each is tried only
+        where such an op or gap was met.
         """
         self.miss = Miss(-1, op.name, "")
-        for free_only, over_gaps in ((True, False), (False, False), (False, True)):
+        self._met = set()
+        for obstacle, free_only, over_gaps in (("", True, False), ("taken", False, False), ("gap", False, True)):
+            if obstacle and obstacle not in self._met:
+                continue
             none = True
             for found in self._matches(op, free_only, over_gaps):
                 none = False
@@ -123,6 +131,7 @@ class Matcher:
             if op.attr(name) != value:
                 return self._missed(bound, op, f"has {name} = {op.attr(name)!r}, expected {value!r}")
         if self._free_only and op.name in self.taken:
+            self._met.add("taken")
             return False
         if any(op is other for other in bound.ops.values()):
             return self._missed(bound, op, f"stands for another part of the pattern already, expected one more {node}")
@@ -163,6 +172,8 @@ class Matcher:
             yield from self._across(reader, node, producer, tensor, bound)
         elif not node.optional:
             self._explain(reader, node, producer, tensor, bound)
+        if not self._over_gaps and (producer is None or producer.kind in APART):
+            self._met.add("gap")
         if node.optional and bound.ops.get(id(node)) is None:
             absent = Bound(bound.tensors, {**bound.ops, id(node): None}, bound.gaps)
             yield from self._operand(reader, node.args[0], tensor, absent)

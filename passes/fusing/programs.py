@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import attrs
 
 from stepgraph.ir.graph import Graph, Group
-from stepgraph.ir.program import LEFT, RIGHT, Program, SeamGroups, seam_graph
+from stepgraph.ir.program import LEFT, RIGHT, Program, SeamGroups, seam_graphs
 from stepgraph.ir.rewriting import Rewrite
 from stepgraph.passes.fusing.findings import kinds_handed_over
 from stepgraph.passes.fusing.grouping import (
@@ -22,7 +22,7 @@ from stepgraph.passes.fusing.grouping import (
     relower_site,
     summarise,
     try_rule,
-    unfuse,
+    unfuse_graph,
 )
 
 Pair = tuple[str, str]
@@ -68,10 +68,10 @@ class Floor:
     graph. So kernels of all seams fit together when the stages are written out.
     """
 
-    def __init__(self, program: Program, pairs: Iterable[Pair]) -> None:
+    def __init__(self, program: Program, pairs: Collection[Pair]) -> None:
         self.program = program
         plain = attrs.evolve(program, seam_groups=())
-        joined = {pair: seam_graph(plain, *pair) for pair in pairs}
+        joined = seam_graphs(plain, pairs)
         sent = kinds_handed_over(joined.values())
         before, after = _makers(plain, pairs, 1), _makers(plain, pairs, 0)
         self.layers = {
@@ -176,9 +176,13 @@ def seam_counts(program: Program) -> dict[tuple[str, str], int]:
     return counts
 
 
-def unfuse_program(program: Program, *rules: str) -> Program:
-    """The program without the kernels of the named rules, or without any."""
-    templates = tuple(unfuse(graph, *rules) for graph in program.templates)
+def unfuse(target: T, *rules: str) -> T:
+    """A graph or program without the kernels of the named rules, or without any: exactly what it was before."""
+    return unfuse_graph(target, *rules) if isinstance(target, Graph) else _unfuse_program(target, *rules)
+
+
+def _unfuse_program(program: Program, *rules: str) -> Program:
+    templates = tuple(unfuse_graph(graph, *rules) for graph in program.templates)
     seams = tuple(
         attrs.evolve(seam, groups=tuple(group for group in seam.groups if rules and group.rule not in rules))
         for seam in program.seam_groups

@@ -17,10 +17,11 @@ from stepgraph.passes.base import Setting
 from stepgraph.passes.comparison import Side, Totals, compare
 from stepgraph.passes.fusing.fusedkernels import FusedKernel, fused_kernels
 from stepgraph.passes.fusing.grouping import AnyRule, FusionReport
-from stepgraph.passes.fusing.programs import fuse
 from stepgraph.passes.modelflops import Mfu
 from stepgraph.passes.moduletotals import module_totals
+from stepgraph.passes.seating import seat, seating_note
 from stepgraph.prediction import finite, mfu_of, modelled_layout
+from stepgraph.soundfusing import fuse_soundly
 
 
 @attrs.frozen
@@ -101,6 +102,8 @@ def run_fusions(
     """
     layout, notes = modelled_layout(layout, model)
     program = lower(model, layout)
+    machine, chosen = chosen.target, seat(chosen, program)
+    notes = (*notes, *seating_note(machine, chosen.target))
     programs = [_fused(program, rules) for _, rules in (against, fusions)]
     compared = compare(programs[0][0], programs[1][0], chosen)
     before, after = (
@@ -112,7 +115,7 @@ def run_fusions(
 
 def _fused(program: Program, rules: tuple[AnyRule, ...]) -> tuple[Program, FusionReport]:
     with rule_faults(rules):
-        return fuse(program, rules)
+        return fuse_soundly(program, rules)
 
 
 def _side(

@@ -12,7 +12,7 @@ from stepgraph.commands.fusionrun import Fused, FusionRun
 from stepgraph.passes.comparison import PHASES, Totals
 from stepgraph.passes.fusing.fusedkernels import FusedKernel
 from stepgraph.passes.fusing.grouping import RuleReport
-from stepgraph.tables import new_console, new_table, seconds
+from stepgraph.tables import new_console, new_table, seconds, show_table
 
 
 def show_fusions(run: FusionRun, *, savings: bool) -> None:
@@ -23,11 +23,13 @@ def show_fusions(run: FusionRun, *, savings: bool) -> None:
     console.print(
         "\nBefore -> after, all stages together (one rank each, one micro-batch, the step once; launches are part of the time):\n"
     )
-    console.print(_totals("phase", _phases(run.before), _phases(run.after)))
+    show_table(console, _totals("phase", _phases(run.before), _phases(run.after)))
     changed = [name for name, totals in run.before.modules.items() if totals != run.after.modules[name]]
     if changed:
         console.print("\nModules that changed:\n")
-        console.print(_totals("module", *({name: side.modules[name] for name in changed} for side in _sides(run))))
+        show_table(
+            console, _totals("module", *({name: side.modules[name] for name in changed} for side in _sides(run)))
+        )
     console.print()
     for line in _headline(run):
         console.print(line)
@@ -65,7 +67,7 @@ def _rules(console: Console, rules: tuple[RuleReport, ...]) -> None:
             table.add_row(escape(rule.name), str(rule.matched), str(rule.fused), *cells)
         for column in table.columns[3:]:
             column.justify = "left"
-        console.print(table)
+        show_table(console, table)
     missed = ", ".join(rule.name for rule in rules if not rule.matched)
     if missed:
         console.print(escape(f"no site: {missed}"))
@@ -124,7 +126,7 @@ def _savings(console: Console, kernels: tuple[FusedKernel, ...]) -> None:
     whole = sum(kernel.times * kernel.saved_bytes for kernel in kernels)
     table.add_section()
     table.add_row("total", "", "", "", "", f"{whole / 1e9:.3f}")
-    console.print(table)
+    show_table(console, table)
 
 
 def _savings_of(table: Table, kernel: FusedKernel) -> None:

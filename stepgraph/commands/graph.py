@@ -96,10 +96,10 @@ def command(
 def _fused(program: Program, rules: tuple[AnyRule, ...]) -> Program:
     if not rules:
         return program
-    from stepgraph.passes.fusing.programs import fuse
+    from stepgraph.soundfusing import fuse_soundly
 
     with rule_faults(rules):
-        return fuse(program, rules)[0]
+        return fuse_soundly(program, rules)[0]
 
 
 def _title(graph: Graph, program: Program, layout: Layout, chosen: Setting) -> str:

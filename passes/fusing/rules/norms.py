@@ -6,6 +6,7 @@ from stepgraph.passes.fusing.pattern import Node, Recorder, Var, fusion
 
 _LIGER = "linkedin/Liger-Kernel src/liger_kernel/ops/fused_add_rms_norm.py"
 _FLASH = "Dao-AILab/flash-attention flash_attn/ops/triton/layer_norm.py (residual, prenorm)"
+_DEEPSPEED = "deepspeedai/DeepSpeed csrc/transformer/inference/csrc/layer_norm.cu"
 
 
 @fusion(phase="forward", source=f"{_LIGER}; {_FLASH}")
@@ -18,6 +19,12 @@ def add_rmsnorm(op: Recorder, x: Var, residual: Var, weight: Var) -> Node:
 def add_layernorm(op: Recorder, x: Var, residual: Var, weight: Var, bias: Var) -> Node:
     """Residual add and LayerNorm."""
     return op.layernorm(op.add(x, residual), weight, bias)
+
+
+@fusion(phase="forward", source=f"{_DEEPSPEED} (fused_residual_ln)")
+def bias_add_layernorm(op: Recorder, x: Var, y: Var, y_bias: Var, weight: Var, bias: Var) -> Node:
+    """Bias of a projection, residual add and LayerNorm."""
+    return op.layernorm(op.add(x, op.bias_add(y, y_bias)), weight, bias)
 
 
 @fusion(phase="forward", source="NVIDIA/TensorRT-LLM fused QK norm and RoPE kernel")
@@ -33,7 +40,8 @@ def qk_norm_rope(op: Recorder, x: Var, weight: Var) -> Node:
 )
 def rmsnorm_backward(op: Recorder, dy: Var, x: Var, weight: Var) -> tuple[Node, Node]:
     """Input and weight gradient of RMSNorm from one read of dy and x."""
-    return op.rmsnorm_dx(dy, x, weight), op.rmsnorm_dw(dy, x)
+    dx = op.one_of("rmsnorm_dx", "rmsnorm_heads_dx")(dy, x, weight)
+    return dx, op.one_of("rmsnorm_dw", "rmsnorm_heads_dw")(dy, x)
 
 
 @fusion(
