@@ -9,8 +9,9 @@ from stepgraph.errors import did_you_mean
 from stepgraph.ir.contraction import ContractionError, contracted_order
 from stepgraph.ir.faults import Fault, graph_fault, op_fault
 from stepgraph.ir.graph import Graph, Group
+from stepgraph.ir.joining import LEFT, RIGHT
 from stepgraph.ir.op import Op
-from stepgraph.ir.program import LEFT, RIGHT, Program, SeamGroups, Stage, seam_graph, unroll
+from stepgraph.ir.program import Program, SeamGroups, Stage, seam_graph, unroll
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from stepgraph.lowering.huggingface import load_model, model_names
     from stepgraph.lowering.layout import Layout
     from stepgraph.lowering.lowering import lower
-    from stepgraph.prediction import Prediction, predict
+    from stepgraph.prediction import predict
+    from stepgraph.report import Prediction
 
 _HOMES = MappingProxyType(
     {
@@ -34,7 +35,7 @@ _HOMES = MappingProxyType(
         "model_names": "stepgraph.lowering.huggingface",
         "Layout": "stepgraph.lowering.layout",
         "lower": "stepgraph.lowering.lowering",
-        "Prediction": "stepgraph.prediction",
+        "Prediction": "stepgraph.report",
         "predict": "stepgraph.prediction",
     }
 )

@@ -22,87 +22,14 @@ from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout
 from stepgraph.passes.base import Setting, setting
-from stepgraph.passes.buckets import Buckets
-from stepgraph.passes.exchanges import Exchange, exchanges
+from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
-from stepgraph.passes.modelflops import Mfu, Params, count_flops, count_params, mfu
+from stepgraph.passes.modelflops import Mfu, count_flops, count_params, mfu
 from stepgraph.passes.seating import seat, seating_note
+from stepgraph.report import BackwardOverForward, Bubble, Prediction, StageReport
 
 if TYPE_CHECKING:
     from stepgraph.passes.fusing.grouping import AnyRule
-
-
-@attrs.frozen
-class Bubble:
-    """Pipeline time over work of the busiest rank, minus one. closed_form: (P - 1) / n."""
-
-    closed_form: float
-    simulated: float
-
-
-@attrs.frozen
-class BackwardOverForward:
-    """Backward seconds over forward seconds, whole model, by rule; None where there is no forward time."""
-
-    gemm: float | None
-    attention: float | None
-    hbm: float | None
-    communication: float | None
-    total: float | None
-
-
-@attrs.frozen
-class StageReport:
-    """One pipeline stage: what it runs, its seconds per micro-batch and per step, and where they go."""
-
-    stage: int
-    runs: str
-    forward_s: float
-    backward_s: float
-    step_s: float
-    kernels_forward: int
-    kernels_backward: int
-    buckets_s: Buckets
-
-
-@attrs.frozen
-class Prediction:
-    """The step of one training run.
-
-    rank: whose buckets, roofline and kernels are shown. fusions: names of the fusion rules that were given, in order.
-    """
-
-    model: str
-    target: str
-    gpus: int
-    layout: Layout
-    profile: str
-    eta: str
-    step_time_s: float
-    step_time_closed_form_s: float
-    tokens_per_s: float
-    tokens_per_s_per_gpu: float
-    mfu: Mfu
-    n_microbatches: int
-    bubble: Bubble
-    rank: int
-    buckets_s: Buckets
-    roofline_s: float
-    params: Params
-    kernels_per_rank: int
-    backward_over_forward: BackwardOverForward
-    stages: tuple[StageReport, ...]
-    all_to_alls: tuple[Exchange, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    fusions: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """Plain numbers, strings, lists and dictionaries, ready for `json.dumps`; `fusions` only where there are any."""
-        found = attrs.asdict(self)
-        if not self.fusions:
-            del found["fusions"]
-        return found
 
 
 def predict(

@@ -15,7 +15,7 @@ from stepgraph.hwtargets.target import Target
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
 from stepgraph.passes.modelflops import Family, Params
-from stepgraph.prediction import Prediction
+from stepgraph.report import Prediction
 
 WIDTH = 400
 """Rows are never folded: a terminal wraps what it cannot show, a pipe or a file keeps lines whole."""

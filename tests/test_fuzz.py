@@ -20,7 +20,8 @@ from stepgraph.errors import InputError
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
-from stepgraph.prediction import Prediction, predict
+from stepgraph.prediction import predict
+from stepgraph.report import Prediction
 
 H100 = load_target("h100")
 FOLDERS = (Path(__file__).parent / "data/hf", Path(stepgraph.lowering.__file__).parent / "configs")

@@ -16,7 +16,8 @@ from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import lower
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.resolution import resolve_layout
-from stepgraph.prediction import Prediction, predict
+from stepgraph.prediction import predict
+from stepgraph.report import Prediction
 
 DEEPSEEK = load_model("deepseek-v3")  # one module, untied
 MINIMAX = load_model(Path(__file__).parent / "data/hf/MiniMax-M2.5.json")  # three modules

@@ -25,8 +25,8 @@ from typing import NoReturn
 import attrs
 
 from stepgraph.ir.graph import Graph
+from stepgraph.ir.joining import LEFT, RIGHT
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.program import LEFT, RIGHT
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Tensor

@@ -10,7 +10,8 @@ from typing import TypeVar
 import attrs
 
 from stepgraph.ir.graph import Graph, Group
-from stepgraph.ir.program import LEFT, RIGHT, Program, SeamGroups, seam_graphs
+from stepgraph.ir.joining import LEFT, RIGHT
+from stepgraph.ir.program import Program, SeamGroups, seam_graphs
 from stepgraph.ir.rewriting import Rewrite
 from stepgraph.passes.fusing.findings import kinds_handed_over
 from stepgraph.passes.fusing.grouping import (

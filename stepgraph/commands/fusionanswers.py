@@ -10,7 +10,8 @@ from stepgraph.commands.fusionchecks import known_rule
 from stepgraph.commands.options import rule_faults
 from stepgraph.errors import did_you_mean, refuse
 from stepgraph.ir.graph import Graph
-from stepgraph.ir.program import LEFT, RIGHT, Program, seam_graph
+from stepgraph.ir.joining import LEFT, RIGHT
+from stepgraph.ir.program import Program, seam_graph
 from stepgraph.ir.rewriting import Rewrite
 from stepgraph.passes.fusing.grouping import AnyRule, explain
 from stepgraph.passes.fusing.matching import Matcher

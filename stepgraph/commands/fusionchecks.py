@@ -8,7 +8,8 @@ import attrs
 
 from stepgraph.commands.fusionrun import FusionRun
 from stepgraph.errors import InputError, Problem, did_you_mean, refuse
-from stepgraph.ir.program import LEFT, RIGHT, Program
+from stepgraph.ir.joining import LEFT, RIGHT
+from stepgraph.ir.program import Program
 from stepgraph.ir.table import TABLE
 from stepgraph.passes.fusing.grouping import AnyRule
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
