@@ -72,6 +72,11 @@ class Graph:
         return op
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Kinds of the ops that it has."""
+        return frozenset(op.kind for op in self.ops)
+
+    @cached_property
     def producers(self) -> MappingProxyType[str, Op]:
         """The op that makes each tensor, by tensor name; tensors that enter the graph are absent."""
         return MappingProxyType({t.name: op for op in self.ops for t in op.outputs})

@@ -65,9 +65,10 @@ class Comparison:
                 rows.append((name, *_cells(*pair)))
         lines = [_aligned(row, rows) for row in rows]
         if self.before.step_time_s is not None and self.after.step_time_s is not None:
-            change = 1 - self.after.step_time_s / self.before.step_time_s
             before, after = self.before.step_time_s, self.after.step_time_s
-            lines.append(f"step {before:.4f} s -> {after:.4f} s ({change:+.2%} saved)".replace("+", ""))
+            change = 1 - after / before
+            said = f"{abs(change):.2%} {'saved' if change >= 0 else 'slower'}"
+            lines.append(f"step {before:.4f} s -> {after:.4f} s ({said})")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

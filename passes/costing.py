@@ -81,7 +81,7 @@ def apply_groups(cost: Costs, setting: Setting) -> Costs:
         members = [graph.positions[name] for name in group.members]
         traffic = group_bytes(graph, group, setting.profile)
         own = sum(int(cost.hbm_bytes[i]) for i in members if row_of(graph.ops[i].kind).rule in OWN_TIME)
-        run = launches(group, int(cost.kernels[members].sum()))
+        run = launches(graph, group, setting.profile)
         hbm_bytes[members], kernels[members], hbm_s[members] = 0, 0, 0.0
         first = members[0]
         hbm_bytes[first], kernels[first] = traffic, run

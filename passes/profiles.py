@@ -202,13 +202,15 @@ def passes_of(passes: tuple[float, ...], tensors: tuple[object, ...]) -> tuple[f
 
 
 def kernels_of(op: Op, row: Execution) -> int:
-    """Launches of one execution; a collective in pieces is launched once per piece."""
+    """Launches of one execution."""
+    return pieces_of(op, row) if row.elements_per_kernel else row.kernels * pieces_of(op, row)
+
+
+def pieces_of(op: Op, row: Execution) -> int:
+    """Into how many launches an execution is cut: chunks of a multi-tensor op, experts, pieces of a collective."""
     if row.elements_per_kernel:
         return -(-op.inputs[0].elements // row.elements_per_kernel)
-    if row.per_expert:
-        return row.kernels * experts_of(op)
-    pieces = op.attr("pieces", 1)
-    return row.kernels * int(pieces or 1)
+    return experts_of(op) if row.per_expert else int(op.attr("pieces", 1) or 1)
 
 
 def experts_of(op: Op) -> int:

@@ -13,7 +13,8 @@ from hypothesis.strategies import DrawFn
 from stepgraph.ir.graph import Graph, Ports
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.tensor import Axis, Kind, Tensor
-from stepgraph.passes.fusing.pattern import FusionRule, Node, Var
+from stepgraph.passes.fusing.pattern import FusionRule
+from stepgraph.passes.fusing.recorder import Node, Var
 
 TP = Axis("tp", 2, 1)
 SIDE = (1, 64, 32)

@@ -295,3 +295,25 @@ def test_every_basic_rule_fires_and_saves(rule: FusionRule, law: Setting) -> Non
     assert (bytes_saved + kernels_saved > 0) == (rule.name not in COUNTED or law is LAWS["reference"])
     among = next(found for found in fuse(program, BASIC)[1].rules if found.name == rule.name)
     assert (among.fused > 0) == (rule.name not in SHADOWED)
+
+
+def split_rope(op, x):
+    return op.rope(op.split_qkv(x))
+
+
+def join_dx(op, dq, dk, dv, w):
+    return op.linear_dx(op.join_qkv(op.rope_dx(dq), dk, dv), w)
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_a_view_inside_a_kernel_makes_nothing(law: Setting) -> None:
+    program = lower(load_model("llama-3-8b"), Layout(seq=1024))
+    fused, report = fuse(program, [fusion(split_rope)])
+    assert report.rules[0].fused == 32
+    assert saved(program, fused, law)[:2] == (0, 0)  # q still comes from HBM, where the projection wrote it
+    fused, report = fuse(program, [fusion(join_dx)])
+    assert report.rules[0].fused == 32
+    q = 1024 * 32 * 128 * 2  # written by RoPE's backward and read by the GEMM; k and v come from outside
+    bytes_saved, kernels_saved, _ = saved(program, fused, law)
+    assert kernels_saved == 32  # RoPE's launch
+    assert bytes_saved in (32 * q, 32 * 2 * q)

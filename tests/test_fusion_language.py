@@ -10,12 +10,18 @@ import attrs
 import pytest
 
 from fusion_samples import MD, Sketch, act, sketched
+from stepgraph.hwtargets.reading import load_target
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Phase
+from stepgraph.lowering.huggingface import load_model
+from stepgraph.lowering.layout import Layout
+from stepgraph.lowering.lowering import lower
+from stepgraph.passes.comparison import compare
 from stepgraph.passes.fusing.grouping import explain
 from stepgraph.passes.fusing.legality import Match
-from stepgraph.passes.fusing.pattern import FusionRule, PatternError, fusion
+from stepgraph.passes.fusing.pattern import FusionRule, fusion
 from stepgraph.passes.fusing.programs import fuse
+from stepgraph.passes.fusing.recorder import PatternError
 
 
 def found(graph: Graph, rule: FusionRule) -> list[tuple[str, ...]]:
@@ -135,8 +141,10 @@ def test_a_wrong_pattern_is_refused_with_its_file_and_line(pattern: Callable[...
     ("options", "what"),
     [
         ({"phase": "fwd"}, "no phase 'fwd'"),
-        ({"phase": "step"}, "no phase 'step'"),
-        ({"kernels": 0}, "kernels of at least 1"),
+        ({"phase": "steps"}, "no phase 'steps'"),
+        ({"kernels": 0}, "whole number of kernels, at least 1"),
+        ({"kernels": 1.5}, "whole number of kernels, at least 1"),
+        ({"efficiency": "high"}, "0 < efficiency <= 1"),
         ({"efficiency": 0.0}, "0 < efficiency <= 1"),
         ({"efficiency": 1.5}, "0 < efficiency <= 1"),
         ({"efficiency": float("nan")}, "0 < efficiency <= 1"),
@@ -425,7 +433,8 @@ def test_explain_names_the_nearest_miss() -> None:
     graph = sketched("m = gate_mul a b", "n = rmsnorm m w", "s = add a b", "o = rmsnorm s w", "p = rmsnorm c w")
     rule = attrs.evolve(rule, name="add_norm")
     assert explain(graph, rule, "n") == ("add_norm does not match at n: n reads %m, made by m (gate_mul), expected add")
-    assert explain(graph, rule, "s") == "add_norm does not match at s: s is add, expected rmsnorm"
+    assert explain(graph, rule, "m") == "add_norm does not match at m: m is gate_mul, expected rmsnorm"
+    assert explain(graph, rule, "s") == "add_norm fuses at s: s, o"  # any member may be asked about
     assert explain(graph, rule, "p").endswith("p reads %c, which enters the graph, expected add")
     assert explain(graph, rule, "o") == "add_norm fuses at o: s, o"
     with pytest.raises(KeyError, match="did you mean"):
@@ -460,3 +469,39 @@ def test_many_equal_ops_are_grouped_without_end(pattern: Callable[..., object], 
     fused, report = fuse(graph, [fusion(pattern)])
     assert len(fused.groups) == report.rules[0].matched == 60 // results
     assert sorted(name for group in fused.groups for name in group.members) == sorted(op.name for op in graph.ops)
+
+
+def test_a_pattern_computes_nothing() -> None:
+    for pattern in (
+        lambda op, x, y: op.silu(x) * y,
+        lambda op, x: op.add(*op.split_qkv(x)),
+        lambda op, x: op.split_qkv(x)[1],
+        lambda op, x, y: op.add(x, y) if x > y else op.add(y, x),
+    ):
+        with pytest.raises(TypeError, match="a pattern computes nothing"):
+            fusion(pattern)
+
+
+def test_checks_take_the_match_and_return_nothing() -> None:
+    rule = fusion(lambda op, x, r, w: op.rmsnorm(op.add(x, r), w))
+    with pytest.raises(PatternError, match="takes one argument, the match"):
+        rule.check(lambda: None)
+    graph = sketched("s = add a b", "o = rmsnorm s w")
+    with pytest.raises(PatternError, match=r"returned False; call m\.reject"):
+        fuse(graph, [rule.check(lambda m: False)])  # type: ignore[arg-type]
+
+
+def test_the_gradient_norm_is_waited_for() -> None:
+    program = lower(load_model("llama-3-8b", {"num_hidden_layers": 2}), Layout(seq=64))
+    rule = fusion(phase="step")(lambda op, m, v, g, w: (op.adamw(m, v, g, w), op.grad_norm(g)))
+    assert fuse(program, [rule])[1].rules[0].rejected == {"collective": 1}
+
+
+def test_a_kernel_runs_once_per_piece_of_its_members() -> None:
+    layout = Layout(seq=1024)
+    program = lower(load_model("mixtral-8x7b", {"num_hidden_layers": 2}), layout)
+    rule = fusion(phase="forward")(lambda op, x, w: op.swiglu(op.grouped_linear(x, w)))
+    fused, report = fuse(program, [rule])
+    assert report.rules[0].fused == 2
+    before, after = (side.totals for side in attrs.astuple(compare(program, fused, load_target("h100")), recurse=False))
+    assert before.kernels - after.kernels == 2 * (8 + 1 - 8)  # 8 GEMMs and a SwiGLU become 8 kernels, in two layers

@@ -385,3 +385,11 @@ def verify_kernels(program: Program) -> None:
         members = [name for group in graph.groups for name in group.members]
         assert len(members) == len(set(members))
         assert nx.is_directed_acyclic_graph(contracted(graph))
+
+
+def test_recomputed_layers_keep_their_boundary_when_written_out() -> None:
+    program = lower(load_model("llama-3-8b", {"num_hidden_layers": 4}), Layout(seq=64, recompute="full"))
+    rule = fusion(phase="forward")(lambda op, x, r, w: op.rmsnorm(op.add(x, r), w))
+    rolled, long = fuse(program, [rule])[1].rules[0], fuse(program.unroll(), [rule])[1].rules[0]
+    assert rolled.fused == long.fused == 4 + 4  # inside the layers, first executions and copies; the head has no copy
+    assert rolled.rejected["recompute"] > 0 and long.rejected["recompute"] > 0

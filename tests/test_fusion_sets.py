@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import attrs
@@ -126,8 +127,15 @@ def test_a_rule_that_is_not_in_the_file_is_refused_with_a_suggestion(tmp_path: P
 
 
 def test_two_rules_of_one_name_are_refused(tmp_path: Path) -> None:
+    one, other = (written(tmp_path, HEAD, NORM, name=name) for name in ("one.py", "other.py"))
+    assert problem_of(f"{one},{other}") == ("fusions", "--fusions", "two rules are called 'my_norm'")
+
+
+def test_a_rule_of_a_file_takes_the_place_of_one_of_a_set(tmp_path: Path) -> None:
     path = written(tmp_path, HEAD, NORM.replace("my_norm", "add_rmsnorm"))
-    assert problem_of(f"basic,{path}") == ("fusions", "--fusions", "two rules are called 'add_rmsnorm'")
+    rules = rules_of(f"basic,{path}")
+    assert len(rules) == len(BASIC)
+    assert rules[-1].name == "add_rmsnorm" and rules[-1] not in BASIC
 
 
 def test_python_callers_may_give_rules_or_their_names() -> None:
@@ -215,3 +223,32 @@ def test_kernels_that_wait_for_each_other_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("stepgraph.soundfusing.fuse", lambda *_: (cyclic, FusionReport((), ())))
     with pytest.raises(InputError, match="kernels wait for each other"):
         fuse_soundly(program, [])
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ("def my_norm():\n    pass\n", "takes one argument, the match"),
+        ("def my_norm(m):\n    raise SystemExit(0)\n", "SystemExit"),
+        ("def my_norm(m):\n    return False\n", "returned False; call m.reject"),
+        ("def my_norm(m):\n    return 1 / 0\n", "ZeroDivisionError"),
+    ],
+)
+def test_a_check_that_fails_is_told_with_file_and_line(tmp_path: Path, check: str, said: str) -> None:
+    path = written(tmp_path, HEAD, NORM, "\n@my_norm.check\n", check)
+    result = CliRunner().invoke(main, ["fuse", "llama-3-8b", "--fusions", path, "--json"])
+    assert result.exit_code == 2
+    assert said in result.stderr and f"{path}:" in result.stderr
+
+
+def test_what_a_check_prints_is_no_output(tmp_path: Path) -> None:
+    path = written(tmp_path, HEAD, NORM, "\n@my_norm.check\ndef my_norm(m):\n    print('here')\n")
+    result = CliRunner().invoke(main, ["fuse", "llama-3-8b", "--fusions", path, "--json"])
+    assert "here" in result.stderr
+    assert json.loads(result.stdout)["rules"][0]["fused"] == 64
+
+
+def test_a_second_rule_of_a_name_is_refused_and_a_check_is_none(tmp_path: Path) -> None:
+    code, where, what = problem_of(written(tmp_path, HEAD, NORM, NORM))
+    assert (code, what) == ("rules-file", "a second rule is called 'my_norm'; the first is in line 4")
+    assert where.endswith(":8")

@@ -57,4 +57,4 @@ def _kernel(graph: Graph, group: Group, where: str, times: int, setting: Setting
     ops = (graph.by_name[name] for name in group.members)
     before = sum(kernels_of(op, setting.profile[op.kind]) for op in ops)
     found = savings(graph, group, setting.profile)
-    return FusedKernel(group.rule, where, group.members, times, launches(group, before), before, found)
+    return FusedKernel(group.rule, where, group.members, times, launches(graph, group, setting.profile), before, found)

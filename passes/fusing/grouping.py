@@ -22,7 +22,10 @@ AnyRule = FusionRule | Rewrite
 
 @attrs.frozen
 class Site:
-    """One place where a rule was tried: fused or refused, with reasons; `times` it stands for when rolled."""
+    """One place where a rule was tried: fused or refused, with reasons; `times` it stands for when rolled.
+
+    `str()` says what became of it, as `explain` does.
+    """
 
     rule: str
     op: str
@@ -30,11 +33,18 @@ class Site:
     reasons: tuple[Reason, ...] = ()
     notes: tuple[Reason, ...] = ()
     times: int = 1
+    where: str = ""  # the template, or the seam `left -> right`
 
     @property
     def is_fused(self) -> bool:
         """Whether it became a kernel."""
         return not self.reasons
+
+    def __str__(self) -> str:
+        members = ", ".join(self.members)
+        if self.is_fused:
+            return f"{self.rule} fuses at {self.op}: {members}" + "".join(f"; {note}" for note in self.notes)
+        return f"{self.rule} matches at {self.op} ({members}) and is refused: " + "; ".join(map(str, self.reasons))
 
 
 @attrs.frozen
@@ -204,19 +214,26 @@ def unfuse_graph(graph: Graph, *rules: str) -> Graph:
 
 
 def explain(graph: Graph, rule: FusionRule, at: str) -> str:
-    """Why a rule did or did not fuse with its result at an op: the reasons, or the nearest miss.
+    """Why a rule did or did not fuse at an op: the reasons, or the nearest miss.
 
-    Raises: KeyError, with a suggestion, when there is no such op.
+    The op may make the rule's result or be any other member. Raises: KeyError, with a suggestion, when there is no such op.
     """
     op = graph[at]
-    taken = Taken(graph, (group for group in graph.groups if group.rule != rule.name))
+    taken = Taken(graph, (group for group in graph.groups if group.rule != rule.name or at not in group.members))
     matcher = Matcher(graph, rule, taken=taken)
     refused = ""
-    for found in islice(matcher.every(op), MOST_TRIED):
+    around = [found for root in matcher.candidates() if root is not op for found in _with(matcher, root, op)]
+    for found in (*islice(matcher.every(op), MOST_TRIED), *around):
         reasons = judge(graph, rule, found, taken)
         members = ", ".join(member.name for member in found.members)
         if not reasons:
             notes = "".join(f"; {note}" for note in notes_of(graph, found))
             return f"{rule.name} fuses at {at}: {members}{notes}"
         refused = refused or f"{rule.name} matches at {at} ({members}) and is refused: " + "; ".join(map(str, reasons))
+    next(matcher.every(op), None)  # the miss of this op, not of the last one tried
     return refused or f"{rule.name} does not match at {at}: {matcher.miss.op} {matcher.miss.reason}"
+
+
+def _with(matcher: Matcher, root: Op, op: Op) -> list[Found]:
+    """Matches from a root that have the op as another member."""
+    return [found for found in islice(matcher.every(root), MOST_TRIED) if any(member is op for member in found.members)]

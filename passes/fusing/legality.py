@@ -32,10 +32,13 @@ from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Tensor
 from stepgraph.passes.fusing.findings import Found
 from stepgraph.passes.fusing.pattern import FusionRule, runs_in
+from stepgraph.passes.fusing.recorder import PatternError
 from stepgraph.passes.fusing.taken import Taken
 
 REJECTIONS = ("phase", "scope", "stage", "recompute", "collective", "overlap", "cycle", "check", "relower")
 NOTES = ("escape", "saved")
+SUMMED_EVERYWHERE = frozenset({"grad_norm"})
+"""Kinds whose result every rank waits for, although no collective of the graph says so."""
 
 
 @attrs.frozen
@@ -52,6 +55,9 @@ class Reason:
 
 LAYER = re.compile(r"L(\d+)\.")
 """How the ops of a layer begin where a stage is written out."""
+
+SIDE = re.compile(rf"{re.escape(LEFT)}|{re.escape(RIGHT)}|L\d+\.")
+"""How the ops of a layer begin where several layers are one graph."""
 
 
 class Rejected(Exception):
@@ -153,7 +159,7 @@ def _recompute(graph: Graph, found: Found) -> Iterator[Reason]:
     again = [op for op in found.members if op.role == "recompute"]
     if again and len(again) < len(found.members):
         yield Reason("recompute", again[0].name, "is a recomputed copy, other members are first executions")
-    sides = {side for side in (LEFT, RIGHT) for op in found.members if op.name.startswith(side)}
+    sides = {layer[0] for op in found.members if (layer := SIDE.match(op.name))}
     if len(sides) > 1 and any(_has_copy(graph, op) for op in found.members):
         yield Reason(
             "recompute",
@@ -170,6 +176,8 @@ def _collectives(found: Found) -> Iterator[Reason]:
     for op in found.members:
         if row_of(op.kind).rule in (Rule.COLLECTIVE, Rule.POINT_TO_POINT):
             yield Reason("collective", op.name, f"is a collective ({op.kind})")
+        elif op.kind in SUMMED_EVERYWHERE and len(found.members) > 1:
+            yield Reason("collective", op.name, f"is summed over all ranks before anything can use it ({op.kind})")
 
 
 def _overlap(found: Found, taken: Taken) -> Iterator[Reason]:
@@ -182,9 +190,13 @@ def _own_checks(graph: Graph, rule: FusionRule, found: Found) -> Iterator[Reason
     match = Match(graph, found.members, found.tensors)
     for check in rule.checks:
         try:
-            check(match)
+            answer = check(match)
         except Rejected as refused:
             yield Reason("check", found.members[-1].name, str(refused))
+            continue
+        if answer is not None:
+            what = f"the check of rule {rule.name!r} returned {answer!r}; call m.reject(reason) to refuse a match"
+            raise PatternError(f"{check.__code__.co_filename}:{check.__code__.co_firstlineno}: {what}")
 
 
 def _cycle(graph: Graph, found: Found, taken: Taken) -> Iterator[Reason]:

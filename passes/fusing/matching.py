@@ -13,12 +13,15 @@ from stepgraph.ir.op import Op
 from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Tensor
 from stepgraph.passes.fusing.findings import Bound, Found, Gap, Miss, behind, kinds_handed_over
-from stepgraph.passes.fusing.pattern import FusionRule, Node, Var
+from stepgraph.passes.fusing.pattern import FusionRule
+from stepgraph.passes.fusing.recorder import Node, Var
 
 NOWHERE: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 APART = frozenset({*CONVERSIONS, "recv"})
 """Kinds that may keep the parts of a match apart."""
+MOST_ATTEMPTS = 20_000
+"""Bindings that are tried from one op; symmetric patterns with many results could go on for ever."""
 
 
 class Matcher:
@@ -45,10 +48,14 @@ class Matcher:
         self.miss = Miss(-1, "", "")
         self._free_only = False
         self._over_gaps = False
+        self._attempts = 0
         self._met: set[str] = set()  # what stopped the attempt: "taken" ops, possible "gaps"
 
     def candidates(self) -> Iterator[Op]:
         """Ops that could be the pattern's first result, in program order."""
+        there = self.graph.kinds
+        if any(root.kinds.isdisjoint(there) for root in self.rule.roots):
+            return iter(())
         kinds = self.rule.roots[0].kinds
         return (op for op in self.graph.ops if op.kind in kinds)
 
@@ -64,6 +71,7 @@ class Matcher:
         """
         self.miss = Miss(-1, op.name, "")
         self._met = set()
+        self._attempts = 0
         for obstacle, free_only, over_gaps in (("", True, False), ("taken", False, False), ("gap", False, True)):
             if obstacle and obstacle not in self._met:
                 continue
@@ -116,7 +124,8 @@ class Matcher:
             if bound.ops[id(node)] is op:
                 yield bound
             return
-        if not self._fits(node, op, bound):
+        self._attempts += 1
+        if self._attempts > MOST_ATTEMPTS or not self._fits(node, op, bound):
             return
         started = Bound(bound.tensors, {**bound.ops, id(node): op}, bound.gaps)
         for operands in _orders(op, len(node.args)):

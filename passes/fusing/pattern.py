@@ -17,103 +17,21 @@ from typing import NoReturn, overload
 import attrs
 
 from stepgraph.errors import did_you_mean
-from stepgraph.ir.op import Attr, Phase
-from stepgraph.ir.table import KINDS_OF, TABLE
+from stepgraph.ir.op import Phase
+from stepgraph.passes.fusing.recorder import Node, PatternError, Recorder, Var
 
-PHASES = ("forward", "backward", "either")
+PHASES = ("forward", "backward", "step", "either")
+LEAST_EFFICIENCY = 1e-6
 RESERVED = ("graph", "ops", "inputs", "outputs", "interior", "escaping", "reject")
 """Names that a match has for itself, so that no parameter may be called so."""
-
-
-class PatternError(TypeError):
-    """A rule that cannot be understood: names its file and line, and what was wrong."""
-
-
-@attrs.frozen
-class Var:
-    """A tensor that enters the kernel, by parameter name."""
-
-    name: str
-
-
-@attrs.frozen(eq=False)
-class Node:
-    """One op inside the kernel: the kinds that it may be, its operands, attributes that must be equal.
-
-    optional: the op may be absent, its first operand standing for its result.
-    """
-
-    kinds: frozenset[str]
-    args: tuple[Var | Node, ...]
-    attrs: tuple[tuple[str, Attr], ...] = ()
-    optional: bool = False
-    written: str = ""
-
-    def __str__(self) -> str:
-        return self.written
-
-
-class Recorder:
-    """The `op` of a pattern: every attribute is a kind of the op table."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._made: list[Node] = []
-
-    def __getattr__(self, kind: str) -> Callable[..., Node]:
-        if kind not in TABLE:
-            raise PatternError(f"{self._where}: no op kind {kind!r}; {did_you_mean(kind, TABLE)}")
-        return self._caller(frozenset({kind}), kind)
-
-    @property
-    def made(self) -> tuple[Node, ...]:
-        """Every op that was called."""
-        return tuple(self._made)
-
-    def any(self, family: str, *operands: Var | Node, **attributes: Attr) -> Node:
-        """Any op of a family: ends, matmuls, attention, norms, pointwise, experts, moves, step."""
-        if family not in KINDS_OF:
-            raise PatternError(f"{self._where}: no family {family!r}; {did_you_mean(family, KINDS_OF)}")
-        return self._caller(frozenset(KINDS_OF[family]), f"any {family}")(*operands, **attributes)
-
-    def one_of(self, *kinds: str) -> Callable[..., Node]:
-        """An op of one of the kinds."""
-        return self._caller(self._known(kinds), " | ".join(kinds))
-
-    def maybe(self, *kinds: str) -> Callable[..., Node]:
-        """An op of one of the kinds, or nothing: then the first operand stands for the result."""
-        return self._caller(self._known(kinds), " | ".join(kinds) + " or nothing", optional=True)
-
-    def _known(self, kinds: Sequence[str]) -> frozenset[str]:
-        if not kinds:
-            raise PatternError(f"{self._where}: names no op kind; give one or more")
-        for kind in kinds:
-            getattr(self, kind)
-        return frozenset(kinds)
-
-    def _caller(self, kinds: frozenset[str], written: str, optional: bool = False) -> Callable[..., Node]:
-        def call(*operands: Var | Node, **attributes: Attr) -> Node:
-            for operand in operands:
-                if not isinstance(operand, Var | Node):
-                    what = f"{self._where}: {written} was given {operand!r}"
-                    raise PatternError(f"{what}; operands are the pattern's parameters and results of other ops")
-            for name, value in attributes.items():
-                if not isinstance(value, int | float | str):
-                    what = f"{self._where}: {written} was given {name}={value!r}"
-                    raise PatternError(f"{what}; tensors go by position, attributes are numbers, texts, true or false")
-            if optional and not operands:
-                raise PatternError(f"{self._where}: {written} needs an operand, which stands for the result")
-            self._made.append(Node(kinds, operands, tuple(sorted(attributes.items())), optional, written))
-            return self._made[-1]
-
-        return call
 
 
 @attrs.frozen(eq=False)
 class FusionRule:
     """A fused kernel that software has: which ops it joins, when, and how well it runs.
 
-    phase: "forward" (recomputed copies too), "backward" or "either". kernels: launches of the fused kernel.
+    phase: "forward" (recomputed copies too), "backward", "step" (the optimizer) or "either" forward or backward. kernels: launches of the
+    fused kernel; where a member is cut into pieces (one GEMM per expert, chunks of parameters), launches per piece.
     efficiency: part of the reachable HBM rate that it gets. source: where the kernel exists.
     """
 
@@ -128,7 +46,12 @@ class FusionRule:
     checks: tuple[Callable[..., None], ...] = ()
 
     def check(self, function: Callable[..., None]) -> FusionRule:
-        """Decorator: the rule with a further condition, which calls `m.reject(reason)` to refuse a match."""
+        """Decorator: the rule with a further condition, which calls `m.reject(reason)` to refuse a match.
+
+        Raises: PatternError for a function that does not take one argument.
+        """
+        if len(inspect.signature(function).parameters) != 1:
+            raise PatternError(f"{_place(function)}: the check of rule {self.name!r} takes one argument, the match")
         return attrs.evolve(self, checks=(*self.checks, function))
 
     def __call__(self, *_: object) -> NoReturn:
@@ -164,15 +87,23 @@ def fusion(
     def make(pattern: Callable[..., object]) -> FusionRule:
         if not inspect.isfunction(pattern):
             raise PatternError(f"{pattern!r} is no function: a rule is one, decorated with @fusion or @fusion(...)")
+        if inspect.iscoroutinefunction(pattern) or inspect.isgeneratorfunction(pattern):
+            raise PatternError(f"{_place(pattern)}: a rule is a plain function that returns what leaves the kernel")
+        if not isinstance(name, str) or not name.isprintable():
+            raise PatternError(f"{_place(pattern)}: {name!r} is no name for a rule; give printable text")
         rule = _record(pattern, name or pattern.__name__)
         return attrs.evolve(_checked(rule, phase, kernels, efficiency), source=source)
 
     return make if function is None else make(function)
 
 
+def _place(function: Callable[..., object]) -> str:
+    """File and line of a function."""
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+
+
 def _record(pattern: Callable[..., object], name: str) -> FusionRule:
-    code = pattern.__code__
-    where = f"{code.co_filename}:{code.co_firstlineno}"
+    where = _place(pattern)
     params = _parameters(pattern, name, where)
     recorder = Recorder(where)
     result = pattern(recorder, *map(Var, params))
@@ -219,11 +150,14 @@ def _reached(roots: Sequence[Node]) -> dict[int, Var | Node]:
 def _checked(rule: FusionRule, phase: str, kernels: int, efficiency: float) -> FusionRule:
     if phase not in PHASES:
         raise PatternError(f"{rule.where}: no phase {phase!r} for rule {rule.name!r}; {did_you_mean(phase, PHASES)}")
-    if kernels < 1 or not 0 < efficiency <= 1:
-        raise PatternError(f"{rule.where}: rule {rule.name!r} needs kernels of at least 1 and 0 < efficiency <= 1")
+    numbers = isinstance(kernels, int) and isinstance(efficiency, int | float)
+    if not numbers or kernels < 1 or not LEAST_EFFICIENCY <= efficiency <= 1:
+        raise PatternError(
+            f"{rule.where}: rule {rule.name!r} needs a whole number of kernels, at least 1, and 0 < efficiency <= 1 ({LEAST_EFFICIENCY} or more)"
+        )
     return attrs.evolve(rule, phase=phase, kernels=kernels, efficiency=efficiency)
 
 
 def runs_in(rule: FusionRule, phase: Phase) -> bool:
     """Whether the rule is for ops of this phase."""
-    return rule.phase == "either" or rule.phase == phase.value
+    return rule.phase == phase.value or (rule.phase == "either" and phase is not Phase.STEP)

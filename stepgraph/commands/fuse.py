@@ -127,7 +127,8 @@ def _answers(run: FusionRun, asked: str | None) -> tuple[Answer, ...]:
         return ()
     from stepgraph.commands.fusionanswers import answers, question_from
 
-    return answers(question_from(asked, run.after.rules, run.after.program), run.after.program)
+    program = run.after.program
+    return answers(question_from(asked, run.after.rules, program), program, run.after.report)
 
 
 def _draw(run: FusionRun, svg: Path, template: str | None) -> None:

@@ -13,7 +13,7 @@ from stepgraph.ir.graph import Graph
 from stepgraph.ir.joining import LEFT, RIGHT
 from stepgraph.ir.program import Program, seam_graph
 from stepgraph.ir.rewriting import Rewrite
-from stepgraph.passes.fusing.grouping import AnyRule, explain
+from stepgraph.passes.fusing.grouping import AnyRule, FusionReport, Site, explain
 from stepgraph.passes.fusing.matching import Matcher
 from stepgraph.passes.fusing.pattern import FusionRule
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
@@ -66,14 +66,31 @@ def _near(op: str, graphs: Sequence[Graph]) -> str:
     return fix if fix.startswith("did") else "`stepgraph graph CONFIG --template T` lists the ops of a template"
 
 
-def answers(question: Question, program: Program) -> tuple[Answer, ...]:
-    """The answer for every template that has the op, and for its seams where those know more."""
+def answers(question: Question, program: Program, report: FusionReport) -> tuple[Answer, ...]:
+    """What became of the sites that have the op; where there are none, the nearest miss of every template and seam."""
+    tried = tuple(found for site in report.sites if (found := _told(question, site)) is not None)
+    known = {answer.where for answer in tried}
+    return (*tried, *(answer for answer in _missed(question, program) if answer.where not in known))
+
+
+def _missed(question: Question, program: Program) -> tuple[Answer, ...]:
     rule, counts = question.rule, template_counts(program)
     if isinstance(rule, Rewrite):
         text = f"[relower] {rule.name} replaces ops by others: hand it to lower(..., rewrites=[...]); it fuses nothing"
         return tuple(Answer(name, counts[name], text) for name in question.templates)
     with rule_faults([rule]):
         return tuple(answer for name in question.templates for answer in _answers(rule, question.op, name, program))
+
+
+def _told(question: Question, site: Site) -> Answer | None:
+    """What became of a site, if it is of the rule and has the op in one of the templates that were asked for."""
+    if site.rule != question.rule.name:
+        return None
+    left, _, right = site.where.rpartition(" -> ")
+    sides = ((LEFT, left), (RIGHT, right)) if left else (("", right),)
+    names = [side + question.op for side, template in sides if template in question.templates]
+    at = next((member for member in site.members if member in names), None)
+    return None if at is None else Answer(site.where, site.times, str(attrs.evolve(site, op=at)))
 
 
 def _answers(rule: FusionRule, op: str, template: str, program: Program) -> Iterator[Answer]:

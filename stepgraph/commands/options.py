@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,18 +127,22 @@ def rule_faults(rules: Iterable[AnyRule]) -> Iterator[None]:
     Raises: InputError, naming the file and the line.
     """
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # what a check prints is not our output
+            yield
     except InputError:
         raise
-    except Exception as failed:
+    except (Exception, SystemExit) as failed:
+        from stepgraph.passes.fusing.recorder import PatternError
+        from stepgraph.passes.fusing.sets import broken
+
         cause = failed.__cause__ or failed
+        if isinstance(cause, PatternError):
+            raise broken(Path(), cause) from failed
         checks = (check for rule in rules for check in getattr(rule, "checks", ()))
         files = {code.co_filename for check in checks if (code := getattr(check, "__code__", None)) is not None}
         path = next((frame.filename for frame in extract_tb(cause.__traceback__) if frame.filename in files), None)
         if path is None:
             raise
-        from stepgraph.passes.fusing.sets import broken
-
         raise broken(Path(path), cause) from failed
 
 

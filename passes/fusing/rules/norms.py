@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepgraph.passes.fusing.pattern import Node, Recorder, Var, fusion
+from stepgraph.passes.fusing.pattern import fusion
+from stepgraph.passes.fusing.recorder import Node, Recorder, Var
 
 _LIGER = "linkedin/Liger-Kernel src/liger_kernel/ops/fused_add_rms_norm.py"
 _FLASH = "Dao-AILab/flash-attention flash_attn/ops/triton/layer_norm.py (residual, prenorm)"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stepgraph.passes.fusing.pattern import Node, Recorder, Var, fusion
+from stepgraph.passes.fusing.pattern import fusion
+from stepgraph.passes.fusing.recorder import Node, Recorder, Var
 
 _MCORE = "NVIDIA/Megatron-LM megatron/core/fusions"
 
