@@ -18,6 +18,7 @@ from stepgraph.passes.base import setting
 from stepgraph.passes.fusing.programs import fuse
 from stepgraph.passes.fusing.sets import rules_of
 from stepgraph.passes.moduletotals import module_totals
+from stepgraph.rendering import find_engine
 
 ONE = 4096 * 4096 * 2
 """Bytes of one hidden tensor of Llama-3-8B: sequence x hidden x bf16."""
@@ -332,6 +333,7 @@ def test_a_rewrite_is_reported_as_one(tmp_path: Path) -> None:
 SVG = "{http://www.w3.org/2000/svg}"
 
 
+@pytest.mark.skipif(find_engine("svg") is None, reason="needs a Graphviz engine: the extra `render`")
 @pytest.mark.parametrize(("part", "kernels", "changed"), [("dense", 4, 10), ("dense+dense", 9, 22)])
 def test_svg_shows_both_sides(part: str, kernels: int, changed: int, tmp_path: Path) -> None:
     path = tmp_path / "layer.svg"
