@@ -24,8 +24,8 @@ def command(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
+    from stepgraph.listings import show_models
     from stepgraph.lowering.familytable import FAMILIES
-    from stepgraph.tables import show_models
 
     show_models(rows, [family.model_type for family in FAMILIES])
 

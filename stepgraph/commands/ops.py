@@ -25,6 +25,6 @@ def command(kinds: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(lines, indent=2))
         return
-    from stepgraph.tables import show_ops
+    from stepgraph.listings import show_ops
 
     show_ops(lines, sources=bool(kinds))

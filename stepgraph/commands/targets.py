@@ -31,7 +31,7 @@ def command(name: str | None, as_json: bool) -> None:
         ]
         click.echo(json.dumps(found[0] if name else found, indent=2))
         return
-    from stepgraph.tables import show_target, show_targets
+    from stepgraph.listings import show_target, show_targets
 
     if name:
         show_target(chosen[0])
