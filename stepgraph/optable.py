@@ -33,6 +33,8 @@ def _execution(execution: Execution) -> dict[str, object]:
     kernels: object = execution.kernels
     if execution.elements_per_kernel:
         kernels = f"{execution.kernels} per {execution.elements_per_kernel:,} elements"
+    if execution.per_expert:
+        kernels = f"{execution.kernels} per expert"
     return {
         "reads": list(execution.reads),
         "writes": list(execution.writes),
