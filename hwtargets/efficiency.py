@@ -10,7 +10,7 @@ from stepgraph.hwtargets.target import GemmShapeLaw, RoleEtas, Target
 # Output tiles that GEMM libraries choose from; a GPU with a smaller largest_tile skips the big ones.
 _TILES = ((256, 256), (256, 128), (128, 256), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64))
 _SPLITS = (1, 2, 4, 8)
-_ROLES = ("fwd", "dx", "dw")
+ROLES = ("fwd", "dx", "dw")
 _DROOP_STARTS_S = 0.5e-3
 
 
@@ -103,5 +103,5 @@ def _of_role(etas: RoleEtas, role: str) -> float:
 
 
 def _require_role(role: str) -> None:
-    if role not in _ROLES:
-        raise refuse("eta-role", "role", f"unknown role {role!r}", "fwd, dx or dw", did_you_mean(role, _ROLES))
+    if role not in ROLES:
+        raise refuse("eta-role", "role", f"unknown role {role!r}", "fwd, dx or dw", did_you_mean(role, ROLES))

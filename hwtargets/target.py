@@ -65,6 +65,11 @@ class LinkLevel:
     alpha: BreakPoints
     domain: int | None = None
 
+    @property
+    def ranks(self) -> int:
+        """Ranks that one instance joins; 1 where no figure says it."""
+        return self.domain or 1
+
 
 @attrs.frozen
 class Launch:

@@ -58,7 +58,8 @@ class Row:
 
     spec: its loop nest, einsum-like; "" means that the operands' own letters say it. whole: letters that no axis may
     split. inner: letters that may be split although the op then pays collectives of its own. linear: a pending sum
-    may pass through. passes: operands that receive the output's gradient as it is. spreads: a result may have letters
+    may pass through. commutative: operands may change places. hands_on: its result is its first operand, as it was.
+    awaited: all ranks wait for its result, although no collective of the graph says so. passes: operands that receive the output's gradient as it is. spreads: a result may have letters
     of no operand, as the gradient of what a sum or a view took away has. grads: its backward ops.
     """
 
@@ -72,10 +73,17 @@ class Row:
     reductions: tuple[str, ...] = ()
     linear: bool = False
     commutative: bool = False
+    hands_on: bool = False
+    awaited: bool = False
     flops: Flops = Flops.NONE
     passes: tuple[int, ...] = ()
     spreads: bool = False
     grads: tuple[Grad, ...] = ()
+
+    @property
+    def is_view(self) -> bool:
+        """Whether its results are its operands' bytes under other names."""
+        return self.rule is Rule.FREE or self.hands_on
 
     @property
     def needs_gradient(self) -> bool:

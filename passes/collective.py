@@ -46,5 +46,5 @@ def crosses_domain(axis: Axis, index: int, domain: int) -> bool:
 
 def hop_s(op: Op, size_bytes: int, target: Target, index: int = 0) -> float:
     """Seconds to hand a tensor from stage `index` to the next (or back)."""
-    crosses = crosses_domain(op.group[0], index, target.scale_up.domain or 1)
+    crosses = crosses_domain(op.group[0], index, target.scale_up.ranks)
     return point_to_point_s(target, crosses, size_bytes)

@@ -138,7 +138,7 @@ def _comm_s(op: Op, row: Row, size: int, setting: Setting, geometries: dict[tupl
         return hop_s(op, size, setting.target)
     geometry = geometries.get(op.group)
     if geometry is None:
-        geometry = geometries[op.group] = geometry_of(op.group, setting.target.scale_up.domain or 1)
+        geometry = geometries[op.group] = geometry_of(op.group, setting.target.scale_up.ranks)
     return collective_s(op, size, setting.target, geometry)
 
 

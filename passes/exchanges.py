@@ -47,7 +47,7 @@ def _of(graph: Graph, target: Target) -> Iterator[Exchange]:
 
 def _exchange(graph: Graph, op: Op, target: Target) -> Exchange:
     size = comm_bytes(op)
-    geometry = geometry_of(op.group, target.scale_up.domain or 1)
+    geometry = geometry_of(op.group, target.scale_up.ranks)
     return Exchange(
         template=graph.name,
         op=op.name,

@@ -5,13 +5,11 @@ from __future__ import annotations
 from math import prod
 from types import MappingProxyType
 
-from stepgraph.hwtargets.efficiency import eta_constant, eta_shape_gemm, eta_shape_sdpa
+from stepgraph.hwtargets.efficiency import ROLES, eta_constant, eta_shape_gemm, eta_shape_sdpa
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.rows import Row, Rule, extents, spec_of
 from stepgraph.ir.tensor import DTYPE_BYTES
 from stepgraph.passes.base import Setting
-
-ROLES = ("fwd", "dx", "dw")
 
 EXPERT_OPS = MappingProxyType({"experts_up": "expert_up", "experts_down": "expert_down"})
 """Families whose efficiency has another name in a target file."""

@@ -10,6 +10,7 @@ import numpy as np
 from stepgraph.errors import refuse
 from stepgraph.ir.op import Phase
 from stepgraph.ir.program import Program, SeamGroups, Stage, seam_graph
+from stepgraph.ir.table import row_of
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.collective import hop_s
@@ -159,7 +160,7 @@ def _seam_parts(program: Program, seam: SeamGroups, setting: Setting) -> _Parts:
 def _template_parts(cost: Costs, setting: Setting) -> _Parts:
     """Forward, backward, and the step up to and after the gradient norm."""
     ops = cost.graph.ops
-    norm = max((i for i, op in enumerate(ops) if op.kind == "grad_norm"), default=len(ops))
+    norm = max((i for i, op in enumerate(ops) if row_of(op.kind).awaited), default=len(ops))
     forward = [i for i, op in enumerate(ops) if op.phase is Phase.FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase is Phase.BACKWARD]
     step = [i for i, op in enumerate(ops) if op.phase is Phase.STEP]

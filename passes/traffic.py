@@ -14,7 +14,6 @@ import attrs
 
 from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op
-from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Tensor
 from stepgraph.passes.profiles import Profile, kernels_of, operand_bytes, passes_of, pieces_of
@@ -57,7 +56,7 @@ def _made_inside(members: Sequence[Op]) -> dict[str, float]:
     made: dict[str, float] = {}
     for op in members:
         part = 1.0
-        if _is_view(op):
+        if row_of(op.kind).is_view:
             whole = sum(t.nbytes for t in op.inputs)
             part = sum(made.get(t.name, 0.0) * t.nbytes for t in op.inputs) / whole if whole else 0.0
         made |= {t.name: part for t in op.outputs}
@@ -112,13 +111,8 @@ def _seen_outside(graph: Graph, tensor: Tensor, members: set[str]) -> Iterator[T
         yield tensor
         return
     for op in readers:
-        for view in op.outputs if _is_view(op) else ():
+        for view in op.outputs if row_of(op.kind).is_view else ():
             yield from _seen_outside(graph, view, members)
-
-
-def _is_view(op: Op) -> bool:
-    """Whether an op's results are its operands' bytes, under other names."""
-    return row_of(op.kind).rule is Rule.FREE or op.kind == "aux_loss"  # hands the scores on as they are
 
 
 def launches(graph: Graph, group: Group, profile: Profile) -> int:

@@ -58,7 +58,7 @@ def findings_of(program: Program, found: Sequence[Exchange], model: Model, layou
         hbm_bytes=target.hbm.size_bytes,
         expert_share=expert_share(program, fullest),
         experts_per_rank=experts // layout.ep,
-        scale_up_ranks=target.scale_up.domain or 1,
+        scale_up_ranks=target.scale_up.ranks,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
@@ -14,8 +15,10 @@ from stepgraph.cli import main
 from stepgraph.errors import InputError
 from stepgraph.ir.graph import Group
 from stepgraph.ir.program import SeamGroups
+from stepgraph.ir.rewriting import Rewrite
 from stepgraph.passes.fusing.grouping import FusionReport
-from stepgraph.passes.fusing.sets import BASIC, RULE_SETS, as_rules, rule_names, rules_of
+from stepgraph.passes.fusing.pattern import FusionRule
+from stepgraph.passes.fusing.sets import BASIC, RULE_SETS, as_rules, rules_of
 from stepgraph.soundfusing import fuse_soundly
 
 HEAD = "from stepgraph.passes import fusion\n"
@@ -35,6 +38,10 @@ def written(folder: Path, *parts: str, name: str = "my_rules.py") -> str:
     path = folder / name
     path.write_text("".join(parts), encoding="utf-8")
     return str(path)
+
+
+def rule_names(rules: Iterable[FusionRule | Rewrite]) -> tuple[str, ...]:
+    return tuple(rule.name for rule in rules)
 
 
 def problem_of(text: str) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ ROWS = (
         "load-balancing loss: hangs on to the scores, whose gradient it adds to",
         "Fedus et al. 2021, arXiv:2101.03961, section 2.2",
         whole="E",
+        hands_on=True,
         grads=(Grad("dx", "aux_loss_dx", ("dy0", "x0"), (0,)),),
     ),
     Row("aux_loss_dx", Rule.HBM, "adds the loss's gradient", "as aux_loss", whole="E"),

@@ -12,6 +12,7 @@ ROWS = (
         "sum of squares of all gradients, for clipping; the sum over ranks is a scalar, kept as metadata",
         "Pascanu et al. 2013, arXiv:1211.5063",
         inner="p",
+        awaited=True,
     ),
     Row(
         "adamw",

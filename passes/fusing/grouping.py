@@ -216,22 +216,24 @@ def unfuse_graph(graph: Graph, *rules: str) -> Graph:
 def explain(graph: Graph, rule: FusionRule, at: str) -> str:
     """Why a rule did or did not fuse at an op: the reasons, or the nearest miss.
 
-    The op may make the rule's result or be any other member. Raises: KeyError, with a suggestion, when there is no such op.
+    The op may make the rule's result or be any other member. Raises: KeyError, with a suggestion, when there is no op of
+    that name.
     """
     op = graph[at]
     taken = Taken(graph, (group for group in graph.groups if group.rule != rule.name or at not in group.members))
     matcher = Matcher(graph, rule, taken=taken)
-    refused = ""
+    refused: Site | None = None
     around = [found for root in matcher.candidates() if root is not op for found in _with(matcher, root, op)]
     for found in (*islice(matcher.every(op), MOST_TRIED), *around):
         reasons = judge(graph, rule, found, taken)
-        members = ", ".join(member.name for member in found.members)
-        if not reasons:
-            notes = "".join(f"; {note}" for note in notes_of(graph, found))
-            return f"{rule.name} fuses at {at}: {members}{notes}"
-        refused = refused or f"{rule.name} matches at {at} ({members}) and is refused: " + "; ".join(map(str, reasons))
+        site = Site(rule.name, at, tuple(op.name for op in found.members), reasons, notes_of(graph, found))
+        if site.is_fused:
+            return str(site)
+        refused = refused or site
+    if refused is not None:
+        return str(refused)
     next(matcher.every(op), None)  # the miss of this op, not of the last one tried
-    return refused or f"{rule.name} does not match at {at}: {matcher.miss.op} {matcher.miss.reason}"
+    return f"{rule.name} does not match at {at}: {matcher.miss.op} {matcher.miss.reason}"
 
 
 def _with(matcher: Matcher, root: Op, op: Op) -> list[Found]:

@@ -37,8 +37,6 @@ from stepgraph.passes.fusing.taken import Taken
 
 REJECTIONS = ("phase", "scope", "stage", "recompute", "collective", "overlap", "cycle", "check", "relower")
 NOTES = ("escape", "saved")
-SUMMED_EVERYWHERE = frozenset({"grad_norm"})
-"""Kinds whose result every rank waits for, although no collective of the graph says so."""
 
 
 @attrs.frozen
@@ -176,7 +174,7 @@ def _collectives(found: Found) -> Iterator[Reason]:
     for op in found.members:
         if row_of(op.kind).rule in (Rule.COLLECTIVE, Rule.POINT_TO_POINT):
             yield Reason("collective", op.name, f"is a collective ({op.kind})")
-        elif op.kind in SUMMED_EVERYWHERE and len(found.members) > 1:
+        elif row_of(op.kind).awaited and len(found.members) > 1:
             yield Reason("collective", op.name, f"is summed over all ranks before anything can use it ({op.kind})")
 
 

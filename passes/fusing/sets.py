@@ -150,8 +150,3 @@ def broken(path: Path, failed: BaseException) -> InputError:
     frames = traceback.extract_tb(failed.__traceback__)
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), 1)
     return refuse("rules-file", f"{path}:{line}", f"{type(failed).__name__}: {failed}")
-
-
-def rule_names(rules: Sequence[AnyRule]) -> tuple[str, ...]:
-    """Names of rules, in order."""
-    return tuple(rule.name for rule in rules)
