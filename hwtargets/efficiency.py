@@ -17,7 +17,7 @@ _DROOP_STARTS_S = 0.5e-3
 def eta_constant(target: Target, family: str, role: str) -> float:
     """Fitted efficiency of a named op; the target's `gemm` constant where the op has no entry.
 
-    family: qkv, attn_out, mlp_up, mlp_down, lm_head, router, expert_up, expert_down, sdpa, or any other name;
+    family: qkv, attn_out, mlp_up, mlp_down, lm_head, router, experts_up, experts_down, sdpa, or any other name;
     role: fwd, dx or dw (for sdpa, dx and dw are both the one backward kernel).
     Raises: InputError for another role.
     """

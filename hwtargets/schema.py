@@ -12,7 +12,7 @@ from stepgraph.errors import Problem, did_you_mean
 from stepgraph.hwtargets.target import BreakPoints, Figure
 
 STATUSES = ("spec", "measured", "fitted", "assumed")
-FAMILIES = ("qkv", "attn_out", "mlp_up", "mlp_down", "lm_head", "router", "expert_up", "expert_down", "sdpa")
+FAMILIES = ("qkv", "attn_out", "mlp_up", "mlp_down", "lm_head", "router", "experts_up", "experts_down", "sdpa")
 TEXTS = ("name", "title", "base")
 _PARTS = ("value", "source", "status")
 _LARGEST = 1e30

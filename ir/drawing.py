@@ -51,13 +51,16 @@ __all__ = ["OpNote", "to_dot"]
 
 Notes = Mapping[str, OpNote]
 
+MOST_OPS = 400
+"""Larger graphs are not drawn unless somebody says so: nobody can read them."""
+
 
 def to_dot(
     graph: Graph,
     *,
     notes: Notes | None = None,
     title: str = "",
-    max_ops: int = 400,
+    max_ops: int = MOST_OPS,
     changed: frozenset[str] = frozenset(),
 ) -> str:
     """The graph as DOT text; the same graph gives the same text.

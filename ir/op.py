@@ -19,6 +19,10 @@ class Phase(enum.Enum):
     STEP = "step"
 
 
+SUM_REPLICATED = "sum_replicated"
+"""Origin of collectives over TP, not over data, in the step: gradients of parameters that TP replicates."""
+
+
 @attrs.frozen
 class Op:
     """One execution. Its unique `name` is its identity; two ops that compute the same are still two.

@@ -149,6 +149,11 @@ def unroll(program: Program, stage: Stage, name: str) -> Graph:
     return joined(name, layers, spanning, program[stage.step])
 
 
+def seam_name(left: str, right: str) -> str:
+    """What a seam is called: `left -> right`."""
+    return f"{left} -> {right}"
+
+
 def seam_graph(program: Program, left: str, right: str) -> Graph:
     """Two neighbouring layers as one graph, which is where a kernel that spans both is looked for and measured.
 
@@ -172,7 +177,7 @@ def seam_graphs(program: Program, pairs: Collection[tuple[str, str]]) -> dict[tu
 
 def _seam(program: Program, pair: tuple[str, str], layers: list[Graph]) -> Graph:
     left, right = pair
-    name = f"{left} -> {right}"
+    name = seam_name(left, right)
     if not (layers[0].ports.leaves and layers[1].ports.enters):
         raise refuse("no-seam", name, f"no stream leaves {left} and enters {right}", "templates that can be neighbours")
     return joined(name, layers, program.groups_between(left, right), None)

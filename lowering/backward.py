@@ -13,7 +13,7 @@ import attrs
 
 from stepgraph.ir.graph import Graph, Ports
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.rows import Grad, Row, spec_of
+from stepgraph.ir.rows import Grad, spec_of
 from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import DTYPE_BYTES, Kind, Place, Tensor
 from stepgraph.lowering.conversions import Writer
@@ -98,7 +98,7 @@ class _Autograd:
         for operand in row.passes:
             self._give(op.inputs[operand], grads["dy0"])
         for grad in row.grads:
-            self._emit(op, row, grad, grads)
+            self._emit(op, grad, grads)
 
     def _settle(self, tensor: Tensor, place: Place) -> Tensor | None:
         """Everything that arrived for a tensor, summed and placed as its producer needs it."""
@@ -132,7 +132,7 @@ class _Autograd:
         self.writer.emit(op)
         return out
 
-    def _emit(self, op: Op, row: Row, grad: Grad, grads: dict[str, Tensor]) -> None:
+    def _emit(self, op: Op, grad: Grad, grads: dict[str, Tensor]) -> None:
         reads = tuple(self._read(ref, op, grad, grads) for ref in grad.reads)
         name = self.writer.fresh(f"{op.name}.{grad.role}")
         kept = tuple(pair for pair in op.attrs if pair[0] != "metadata")  # what travels beside forward only

@@ -13,7 +13,7 @@ import attrs
 
 from stepgraph.ir.gradients import param_gradients
 from stepgraph.ir.graph import Graph, param_identity
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import SUM_REPLICATED, Op, Phase
 from stepgraph.ir.tensor import Axis, Kind, Tensor, is_of_experts
 from stepgraph.lowering.backward import PARAM_GRAD_DTYPE
 from stepgraph.lowering.conversions import Writer
@@ -26,9 +26,6 @@ BUCKET_ELEMENTS_PER_RANK = 1_000_000
 
 Source: NVIDIA/Megatron-LM megatron/core/distributed/distributed_data_parallel.py.
 """
-
-SUM_REPLICATED = "sum_replicated"
-"""Origin of collectives over TP, not over data, in the step: gradients of parameters that TP replicates."""
 
 
 @attrs.frozen

@@ -6,10 +6,9 @@ import attrs
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Tensor
-
-SELECTIVE_KINDS = ("sdpa", "sdpa_sink")
-"""What selective recomputation repeats: core attention (Korthikanti et al. 2022, arXiv:2205.05198, section 5)."""
 
 
 def recompute(graph: Graph, policy: str) -> Graph:
@@ -27,8 +26,11 @@ def recompute(graph: Graph, policy: str) -> Graph:
 
 
 def _is_core_attention(op: Op) -> bool:
-    """One kernel, or what a rewrite made of it: its ops keep the family."""
-    return op.kind in SELECTIVE_KINDS or op.attr("family") == "sdpa"
+    """One kernel, or what a rewrite made of it: its ops keep the family.
+
+    Source: Korthikanti et al. 2022 (arXiv:2205.05198), section 5.
+    """
+    return row_of(op.kind).rule is Rule.ATTENTION or op.attr("family") == "sdpa"
 
 
 def _copies(chosen: list[Op]) -> tuple[list[Op], dict[str, Tensor]]:

@@ -54,7 +54,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "config-latent-experts",
-        "experts that work in a narrower width are not modelled yet",
+        "experts that work in a narrower width are not read from a config yet (Experts.latent in Python has them)",
         keys=("moe_latent_size", "routed_expert_hidden_size"),
     ),
     Feature(
@@ -122,7 +122,7 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "config-parallel-attention",
-        "attention and MLP side by side in one layer are not modelled yet",
+        "attention and MLP side by side in one layer are not read from a config yet (Layer.parallel in Python has them)",
         keys=("parallel_attn", "use_parallel_residual", "new_decoder_architecture"),
         types=("falcon", "gpt_neox", "gptj", "cohere", "cohere2", "phi"),
     ),

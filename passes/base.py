@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from stepgraph.errors import InputError, Problem
+from stepgraph.errors import refuse, together
 from stepgraph.hwtargets.target import Target
 from stepgraph.passes.profiles import Profile, profile_of
 
@@ -25,14 +25,16 @@ class Setting:
 
 def setting(target: Target, profile: str = "reference", eta: str = "constant") -> Setting:
     """A setting from names. Raises: InputError for an unknown profile or law."""
-    problems = []
+    return Setting(target, *how(profile, eta))
+
+
+def how(profile: str, eta: str) -> tuple[Profile, str]:
+    """What of a setting is no machine. Raises: InputError for an unknown profile or law, or for both."""
+    chosen, law = together(lambda: profile_of(profile), lambda: _law(eta))
+    return chosen, law
+
+
+def _law(eta: str) -> str:
     if eta not in ETA_LAWS:
-        what = f"no efficiency law {eta!r}"
-        problems.append(Problem("eta", "--eta", what, " or ".join(ETA_LAWS), "name one of them"))
-    try:
-        chosen = profile_of(profile)
-    except InputError as refused:
-        raise InputError((*refused.problems, *problems)) from None
-    if problems:
-        raise InputError(problems)
-    return Setting(target, chosen, eta)
+        raise refuse("eta", "--eta", f"no efficiency law {eta!r}", " or ".join(ETA_LAWS), "name one of them")
+    return eta

@@ -7,7 +7,7 @@ from operator import add, attrgetter
 
 import attrs
 
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import SUM_REPLICATED, Op, Phase
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
 
@@ -70,7 +70,7 @@ def _collective_bucket(op: Op) -> str:
     if names == {"ends"}:
         return "pp_transfer"
     if op.phase is Phase.STEP:
-        return "tp" if op.origin == "sum_replicated" else "dp"
+        return "tp" if op.origin == SUM_REPLICATED else "dp"
     if op.kind == "all_to_all":
         return "ep"
     if names <= {"tp", "etp"}:

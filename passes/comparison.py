@@ -14,8 +14,7 @@ from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.fusing.programs import template_counts
-from stepgraph.passes.iteration import Part, cost_stages, iterate, part_of
-from stepgraph.passes.seating import seat
+from stepgraph.passes.iteration import Part, iterate, part_of
 
 PHASES = tuple(phase.value for phase in Phase)
 
@@ -33,6 +32,11 @@ class Totals:
     saved_bytes: int = 0
     time_s: float = 0.0
     launch_s: float = 0.0
+
+    @classmethod
+    def of(cls, part: Part, saved_bytes: int) -> Totals:
+        """What a part of a step comes to."""
+        return cls(part.kernels, part.hbm_bytes, part.flops, saved_bytes, part.time_s, part.buckets.launch)
 
 
 @attrs.frozen
@@ -114,17 +118,15 @@ def side_of(target: Graph | Program, chosen: Setting) -> Side:
     """Totals of one side."""
     if isinstance(target, Graph):
         return _side(_graph_parts(target, chosen), _saved(target), None)
-    chosen = seat(chosen, target)
-    costed = {graph.name: costs(graph, chosen) for graph in target.templates}
-    stages = cost_stages(target, costed, chosen)
+    found = iterate(target, chosen)
     parts = {
-        "forward": sum((stage.forward for stage in stages), Part()),
-        "backward": sum((stage.backward for stage in stages), Part()),
-        "step": sum((stage.step for stage in stages), Part()),
+        "forward": sum((stage.forward for stage in found.stages), Part()),
+        "backward": sum((stage.backward for stage in found.stages), Part()),
+        "step": sum((stage.step for stage in found.stages), Part()),
     }
     counts = template_counts(target)
     saved = sum(count * _saved(target[name]) for name, count in counts.items())
-    return _side(parts, saved, iterate(target, chosen).step_s)
+    return _side(parts, saved, found.step_s)
 
 
 def _graph_parts(graph: Graph, chosen: Setting) -> dict[str, Part]:
@@ -141,10 +143,6 @@ def _saved(graph: Graph) -> int:
 
 
 def _side(parts: Mapping[str, Part], saved_bytes: int, step_s: float | None) -> Side:
-    phases = {name: _totals(part, saved_bytes if name == "forward" else 0) for name, part in parts.items()}
-    whole = _totals(sum(parts.values(), Part()), saved_bytes)
+    phases = {name: Totals.of(part, saved_bytes if name == "forward" else 0) for name, part in parts.items()}
+    whole = Totals.of(sum(parts.values(), Part()), saved_bytes)
     return Side(whole, phases, step_s)
-
-
-def _totals(part: Part, saved_bytes: int) -> Totals:
-    return Totals(part.kernels, part.hbm_bytes, part.flops, saved_bytes, part.buckets.total, part.buckets.launch)

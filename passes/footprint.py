@@ -21,9 +21,8 @@ def static_bytes(step: Graph, dtype: str) -> int:
     held = {t.name: t for t in step.inputs if t.kind is Kind.STATE}
     if dtype == "fp32":  # the master weights are the parameters
         held = {name: t for name, t in held.items() if not name.endswith(".master")}
-    buffers = [t for t in grads if "replicated" not in t.name and "tied" not in t.name]
-    parameters = sum(t.elements for t in buffers) * DTYPE_BYTES[dtype]
-    return parameters + sum(t.nbytes for t in buffers) + sum(t.nbytes for t in held.values())
+    parameters = sum(t.elements for t in grads) * DTYPE_BYTES[dtype]
+    return parameters + sum(t.nbytes for t in grads) + sum(t.nbytes for t in held.values())
 
 
 def expert_share(program: Program, rank: int) -> float:

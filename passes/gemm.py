@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from math import prod
-from types import MappingProxyType
 
 from stepgraph.hwtargets.efficiency import ROLES, eta_constant, eta_shape_gemm, eta_shape_sdpa
 from stepgraph.ir.op import Op, Phase
 from stepgraph.ir.rows import Row, Rule, extents, spec_of
 from stepgraph.ir.tensor import DTYPE_BYTES
 from stepgraph.passes.base import Setting
-
-EXPERT_OPS = MappingProxyType({"experts_up": "expert_up", "experts_down": "expert_down"})
-"""Families whose efficiency has another name in a target file."""
 
 
 def role_of(op: Op) -> str:
@@ -58,7 +54,7 @@ def efficiency(op: Op, row: Row, setting: Setting) -> float:
     """The fraction of the dense peak that the op reaches."""
     role = role_of(op)
     if setting.eta == "constant":
-        return eta_constant(setting.target, EXPERT_OPS.get(str(op.attr("family")), str(op.attr("family"))), role)
+        return eta_constant(setting.target, str(op.attr("family")), role)
     if row.rule is Rule.ATTENTION:
         sizes = extents(op, row)
         seen = min(sizes["t"], int(op.attr("window") or op.attr("chunk") or sizes["t"]))

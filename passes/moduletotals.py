@@ -35,12 +35,7 @@ def module_totals(target: Graph | Program, setting: Setting) -> dict[str, Totals
     """
     parts = _graph_parts(target, setting) if isinstance(target, Graph) else _program_parts(target, setting)
     saved = _graph_saved(target) if isinstance(target, Graph) else _program_saved(target)
-    return {name: _totals(part, saved[name]) for name, part in parts.items()}
-
-
-def _totals(part: Part, saved_bytes: int) -> Totals:
-    launch_s = part.buckets.launch
-    return Totals(part.kernels, part.hbm_bytes, part.flops, saved_bytes, part.time_s, launch_s)
+    return {name: Totals.of(part, saved[name]) for name, part in parts.items()}
 
 
 def _program_parts(program: Program, setting: Setting) -> dict[str, Part]:

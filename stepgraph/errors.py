@@ -6,8 +6,9 @@ expected and what to do. The command line prints them and exits with 2; Python c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from typing import Any
 
 import attrs
 
@@ -49,8 +50,22 @@ def refuse(code: str, where: str, what: str, expected: str = "", fix: str = "") 
     return InputError([Problem(code, where, what, expected, fix)])
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'h100'?`, or the known words when none is close."""
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """`did you mean 'h100'?`; when none is close, `otherwise`, or the known words."""
     choices = sorted(known)
     close = get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of: {', '.join(choices)}"
+    return f"did you mean {close[0]!r}?" if close else otherwise or f"choose one of: {', '.join(choices)}"
+
+
+def together(*steps: Callable[[], Any]) -> list[Any]:
+    """Run all steps and refuse once, with the problems of all of them. Raises: InputError."""
+    results: list[Any] = []
+    problems: list[Problem] = []
+    for step in steps:
+        try:
+            results.append(step())
+        except InputError as refused:
+            problems.extend(refused.problems)
+    if problems:
+        raise InputError(problems)
+    return results

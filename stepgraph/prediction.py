@@ -13,6 +13,7 @@ from stepgraph.advice import advise, findings_of
 from stepgraph.errors import refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
+from stepgraph.ir.graph import Graph
 from stepgraph.ir.program import Program, Stage, shown_runs
 from stepgraph.ir.rewriting import Rewrite
 from stepgraph.lowering.huggingface import load_model
@@ -56,7 +57,7 @@ def predict(
     shown = _stage_of(rank, layout)
     program = lower(model, layout)
     chosen = seat(setting(target, profile, eta), program)
-    notes = (*notes, *seating_note(target, chosen.target), *_dropping_note(layout))
+    notes = (*notes, *seating_note(target, chosen.target), *dropping_note(layout))
     if rules:
         from stepgraph.soundfusing import fuse_soundly
 
@@ -76,11 +77,9 @@ def _rules(fusions: str | Sequence[AnyRule]) -> tuple[AnyRule, ...]:
 
 
 def _rewrite_notes(rules: Sequence[AnyRule]) -> tuple[str, ...]:
-    return tuple(
-        f"{rule.name}: replaces ops by others, so it fuses nothing here; it is for lower(..., rewrites=[...]) [relower]"
-        for rule in rules
-        if isinstance(rule, Rewrite)
-    )
+    from stepgraph.passes.fusing.grouping import relower_site
+
+    return tuple(str(relower_site(rule).reasons[0]) for rule in rules if isinstance(rule, Rewrite))
 
 
 def modelled_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
@@ -105,17 +104,16 @@ def finite(step_s: float) -> None:
         )
 
 
-def mfu_of(model: Model, layout: Layout, target: Target, step_time_s: float) -> Mfu:
-    """MFU of a step that takes so long; the layout is a resolved one."""
+def mfu_of(parts: Sequence[tuple[Graph, int]], model: Model, layout: Layout, target: Target, step_time_s: float) -> Mfu:
+    """MFU of a step that takes so long. parts: what `count_parts` says of the model; the layout is a resolved one."""
     assert layout.global_batch is not None and layout.seq is not None  # resolved
     tokens_per_s = layout.global_batch * layout.seq / step_time_s
-    parts = count_parts(model, 1, layout.seq, layout.mtp)
     flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     peak = layout.gpus * target.peak_flops_per_s(model.dtype)
     return mfu(count_params(parts), flops_per_token, tokens_per_s, peak)
 
 
-def _dropping_note(layout: Layout) -> tuple[str, ...]:
+def dropping_note(layout: Layout) -> tuple[str, ...]:
     """Dropped tokens are no work of this step, but they are work of the model."""
     if layout.capacity_factor is None or layout.capacity_factor >= 1:
         return ()
@@ -150,8 +148,6 @@ def _assemble(
     cost = iteration.stages[stage]
     tokens_per_s = layout.global_batch * layout.seq / iteration.step_s
     parts = count_parts(model, 1, layout.seq, layout.mtp)
-    params = count_params(parts)
-    flops_per_token = sum(family.total for family in count_flops(parts).values()) / layout.seq
     n = program.microbatches
     found = exchanges(program, chosen.target)
     findings = findings_of(program, found, model, layout, chosen.target)
@@ -166,13 +162,13 @@ def _assemble(
         step_time_closed_form_s=iteration.closed_form_s,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_gpu=tokens_per_s / layout.gpus,
-        mfu=mfu(params, flops_per_token, tokens_per_s, layout.gpus * chosen.target.peak_flops_per_s(model.dtype)),
+        mfu=mfu_of(parts, model, layout, chosen.target, iteration.step_s),
         n_microbatches=n,
         bubble=Bubble(iteration.bubble_closed_form, iteration.bubble_simulated),
         rank=rank,
         buckets_s=iteration.buckets[stage],
         roofline_s=n * cost.micro_batch.roofline_s + cost.step.roofline_s,
-        params=params,
+        params=count_params(parts),
         kernels_per_rank=n * cost.micro_batch.kernels + cost.step.kernels,
         backward_over_forward=_backward_over_forward(iteration.stages),
         stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),

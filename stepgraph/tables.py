@@ -75,7 +75,7 @@ def show_prediction(p: Prediction) -> None:
     """The step, its buckets, its stages and what to know about it."""
     console = new_console()
     layout = p.layout
-    sizes = ", ".join(_sizes(layout))
+    sizes = ", ".join(sizes_of(layout))
     batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {p.n_microbatches} micro-batches"
     console.print(f"{escape(p.model)} on {p.gpus} x {escape(p.target)}: {sizes}", style="bold")
     console.print(f"{batch}, seq {layout.seq}, recompute {layout.recompute}, profile {p.profile}, eta {p.eta}\n")
@@ -91,7 +91,7 @@ def show_prediction(p: Prediction) -> None:
             console.print(f"{title}: {escape(text)}", style="yellow" if title == "warning" else "dim")
 
 
-def _sizes(layout: Layout) -> Iterator[str]:
+def sizes_of(layout: Layout) -> Iterator[str]:
     """The layout in short: the usual sizes always, the others where they are not their defaults."""
     yield f"tp {layout.tp}{' (sp)' if layout.sp else ''}"
     yield from _unusual(layout, "cp", "ep", "etp")

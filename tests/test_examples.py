@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -53,3 +54,11 @@ def test_rules_of_an_example_can_be_named_on_the_command_line_and_are_not_basic(
     assert all(rule.source for rule in rules)
     assert not {rule.name for rule in BASIC} & set(RULE_FILES[name])
     assert [len(rule.checks) for rule in rules] == [1, 0][: len(rules)]
+
+
+def test_the_document_shows_what_the_claims_script_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (FOLDER.parent / "docs" / "experts.md").read_text(encoding="utf-8")
+    lines = [line.rstrip() for line in printed("source_claims", capsys).splitlines()]
+    rows = [line for line in lines if re.match(r"\S+ +[\d.]", line)]
+    assert len(rows) == 6 + 12 + 3
+    assert [row for row in rows if row not in document] == []

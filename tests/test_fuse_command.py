@@ -77,7 +77,7 @@ TOTALS = {"kernels", "hbm_bytes", "flops", "saved_bytes", "time_s", "launch_s"}
 def test_json_has_the_documented_fields(llama: Any) -> None:
     assert set(llama) == {
         *("model", "target", "gpus", "layout", "profile", "eta", "n_microbatches", "fusions", "against", "rules"),
-        *("before", "after", "fused_kernels", "notes"),
+        *("before", "after", "fused_kernels", "warnings", "notes"),
     }
     assert (llama["model"], llama["target"], llama["gpus"]) == ("llama-3-8b", "h100", 1)
     assert llama["layout"]["seq"] == 4096
@@ -322,7 +322,7 @@ def test_a_rewrite_is_reported_as_one(tmp_path: Path) -> None:
     assert set(rule_of(found, "split")["rejected"]) == {"relower"}
     assert rule_of(found, "split")["fused"] == 0
     assert (
-        "[relower] split replaces ops"
+        "[relower] split: replaces ops"
         in run("llama-3-8b", "--fusions", str(path), "--explain", "split@mlp.norm").stdout
     )
     assert "relower 1" in run("llama-3-8b", "--fusions", str(path), "--require", "split=1").stderr

@@ -187,7 +187,7 @@ def test_predict_notes_that_a_rewrite_fuses_nothing(tmp_path: Path) -> None:
         tmp_path,
         "from stepgraph.ir.rewriting import Rewrite\nsplit = Rewrite('split', 'logical', lambda graph: graph)\n",
     )
-    assert "note: split: replaces ops by others" in run("predict", "llama-3-8b", "--fusions", path)
+    assert "note: [relower] split: replaces ops by others" in run("predict", "llama-3-8b", "--fusions", path)
 
 
 def test_graph_shows_kernels() -> None:

@@ -86,7 +86,7 @@ def test_reachable_bandwidth(h100: Target) -> None:
 
 def test_constants(h100: Target) -> None:
     assert [eta_constant(h100, "qkv", role) for role in ("fwd", "dx", "dw")] == [0.80, 0.80, 0.77]
-    assert eta_constant(h100, "expert_up", "fwd") == eta_constant(h100, "anything", "dw") == 0.74
+    assert eta_constant(h100, "experts_up", "fwd") == eta_constant(h100, "anything", "dw") == 0.74
     assert eta_constant(load_target("mi300x"), "qkv", "fwd") == 0.52
     assert eta_constant(h100, "sdpa", "fwd") == pytest.approx(0.628 / (1 + 716 / 4096), abs=5e-4)
     assert eta_constant(h100, "sdpa", "dw") == eta_constant(h100, "sdpa", "dx")
@@ -240,12 +240,12 @@ def test_a_group_of_one_is_free(h100: Target) -> None:
 
 
 def test_base_with_overrides(tmp_path: Path, h100: Target) -> None:
-    text = f'base = "H100"\n[hbm]\nreachable_fraction = {GOOD}\n[eta.constant.expert_up]\n'
+    text = f'base = "H100"\n[hbm]\nreachable_fraction = {GOOD}\n[eta.constant.experts_up]\n'
     path = write(tmp_path, text + "".join(f"{role} = {GOOD}\n" for role in ("fwd", "dx", "dw")))
     mine = load_target(path)
     assert (mine.name, mine.title) == ("mine", "NVIDIA H100 SXM5 80 GB, changed by mine.toml")
     assert mine.hbm.effective_bytes_per_s == h100.hbm.bandwidth_bytes_per_s == 3350e9
-    assert (eta_constant(mine, "expert_up", "fwd"), eta_constant(mine, "qkv", "fwd")) == (1.0, 0.80)
+    assert (eta_constant(mine, "experts_up", "fwd"), eta_constant(mine, "qkv", "fwd")) == (1.0, 0.80)
     assert dict(mine.figures())["hbm.reachable_fraction"].source == "measured on our own cluster"
 
 

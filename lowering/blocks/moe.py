@@ -24,7 +24,7 @@ def experts(b: Builder, h: Tensor, spec: Experts, load: tuple[int, int] = (1, 1)
     Source: How to Think About Asymptotic Times, section 5; NVIDIA/Megatron-LM megatron/core/transformer/moe.
     """
     scores = _route(b, h, spec)
-    x = _latent(b, h, "down", spec) if spec.latent else h
+    x = _latent(b, h, spec) if spec.latent else h
     routed = _visit(b, x, scores, spec, load)
     y = b.op("unpermute", "moe.unpermute", scores, routed, out=x.dims)
     y = _latent_up(b, y, h) if spec.latent else y
@@ -67,9 +67,9 @@ def _visit(b: Builder, x: Tensor, scores: Tensor, spec: Experts, load: tuple[int
     return b.pin(y, "stream", "moe.combine")
 
 
-def _latent(b: Builder, h: Tensor, way: str, spec: Experts) -> Tensor:
-    weight = b.param(f"moe.latent_{way}.weight", "dz", (h.shape[-1], spec.latent))
-    return b.op("linear", f"moe.latent_{way}", h, weight, out="bsz", family="experts_up")
+def _latent(b: Builder, h: Tensor, spec: Experts) -> Tensor:
+    weight = b.param("moe.latent_down.weight", "dz", (h.shape[-1], spec.latent))
+    return b.op("linear", "moe.latent_down", h, weight, out="bsz", family="experts_up")
 
 
 def _latent_up(b: Builder, y: Tensor, h: Tensor) -> Tensor:

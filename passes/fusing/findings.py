@@ -8,7 +8,8 @@ import attrs
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op
-from stepgraph.ir.table import CONVERSIONS
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Tensor
 
 
@@ -76,6 +77,7 @@ def behind(graph: Graph, op: Op) -> Op | None:
 
 def kinds_handed_over(graphs: Iterable[Graph]) -> frozenset[str]:
     """Kinds of the ops whose results a `send` takes to another stage."""
-    sends = ((graph, op) for graph in graphs for op in graph.ops if op.kind == "send")
+    hops = ((graph, op) for graph in graphs for op in graph.ops if row_of(op.kind).rule is Rule.POINT_TO_POINT)
+    sends = ((graph, op) for graph, op in hops if op.inputs)
     makers = (graph.producer(op.inputs[0]) for graph, op in sends)
     return frozenset(op.kind for op in makers if op is not None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import attrs
 
 from stepgraph.ir.graph import Graph, Group
-from stepgraph.ir.program import Program, seam_graph
+from stepgraph.ir.program import Program, seam_graph, seam_name
 from stepgraph.passes.base import Setting
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
 from stepgraph.passes.profiles import kernels_of
@@ -50,7 +50,7 @@ def _found(program: Program, setting: Setting) -> Iterator[FusedKernel]:
         spanning = program.groups_between(left, right)
         if spanning:
             joined = seam_graph(program, left, right)
-            yield from (_kernel(joined, group, f"{left} -> {right}", times, setting) for group in spanning)
+            yield from (_kernel(joined, group, seam_name(left, right), times, setting) for group in spanning)
 
 
 def _kernel(graph: Graph, group: Group, where: str, times: int, setting: Setting) -> FusedKernel:

@@ -10,6 +10,7 @@ import attrs
 
 from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op
+from stepgraph.ir.program import seam_name
 from stepgraph.ir.rewriting import Rewrite
 from stepgraph.passes.fusing.findings import Found, kinds_handed_over
 from stepgraph.passes.fusing.legality import Reason, judge, notes_of
@@ -33,7 +34,12 @@ class Site:
     reasons: tuple[Reason, ...] = ()
     notes: tuple[Reason, ...] = ()
     times: int = 1
-    where: str = ""  # the template, or the seam `left -> right`
+    templates: tuple[str, ...] = ()  # one, or both sides of a seam
+
+    @property
+    def where(self) -> str:
+        """The template, or the seam."""
+        return seam_name(*self.templates) if len(self.templates) > 1 else "".join(self.templates)
 
     @property
     def is_fused(self) -> bool:
@@ -144,9 +150,12 @@ def fuse_graph(graph: Graph, rules: Sequence[AnyRule]) -> tuple[Graph, tuple[Sit
     return bench.fused, tuple(sites)
 
 
+RELOWER = "replaces ops by others and fuses nothing: hand it to lower(..., rewrites=[...])"
+
+
 def relower_site(rule: Rewrite) -> Site:
     """What is reported of a rewrite among the rules."""
-    return Site(rule.name, "", (), (Reason("relower", rule.name, "hand it to lower(rewrites=...)"),))
+    return Site(rule.name, "", (), (Reason("relower", rule.name, RELOWER),))
 
 
 def try_rule(bench: Bench, rule: AnyRule) -> list[Site]:

@@ -43,7 +43,7 @@ NOTES = ("escape", "saved")
 class Reason:
     """Why a match was refused, or what was noted: code, op and what is the matter."""
 
-    code: str
+    code: str = attrs.field(validator=attrs.validators.in_((*REJECTIONS, *NOTES)))
     op: str
     text: str
 

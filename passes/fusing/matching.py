@@ -10,6 +10,7 @@ import attrs
 
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op
+from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Tensor
 from stepgraph.passes.fusing.findings import Bound, Found, Gap, Miss, behind, kinds_handed_over
@@ -18,8 +19,6 @@ from stepgraph.passes.fusing.recorder import Node, Var
 
 NOWHERE: Mapping[str, frozenset[str]] = MappingProxyType({})
 
-APART = frozenset({*CONVERSIONS, "recv"})
-"""Kinds that may keep the parts of a match apart."""
 MOST_ATTEMPTS = 20_000
 """Bindings that are tried from one op; symmetric patterns with many results could go on for ever."""
 
@@ -181,7 +180,7 @@ class Matcher:
             yield from self._across(reader, node, producer, tensor, bound)
         elif not node.optional:
             self._explain(reader, node, producer, tensor, bound)
-        if not self._over_gaps and (producer is None or producer.kind in APART):
+        if not self._over_gaps and (producer is None or producer.kind in CONVERSIONS or _is_handed_over(producer)):
             self._met.add("gap")
         if node.optional and bound.ops.get(id(node)) is None:
             absent = Bound(bound.tensors, {**bound.ops, id(node): None}, bound.gaps)
@@ -194,7 +193,7 @@ class Matcher:
                 text = f"reads %{tensor.name}, which the layer before both makes: expected {node}"
                 yield _with_gap(bound, node, Gap("scope", reader.name, text))
             return
-        if producer.kind == "recv" and node.kinds & self.handed_over:
+        if _is_handed_over(producer) and node.kinds & self.handed_over:
             text = f"reads %{tensor.name}, which another stage sends: expected {node}"
             yield _with_gap(bound, node, Gap("stage", reader.name, text))
             return
@@ -211,6 +210,11 @@ class Matcher:
         if producer.kind in node.kinds:
             made = f"which is not the first result of {producer.name}"
         self._missed(bound, reader, f"reads %{tensor.name}, {made}, expected {node}")
+
+
+def _is_handed_over(producer: Op) -> bool:
+    """Whether what an op yields was made on another stage."""
+    return row_of(producer.kind).rule is Rule.POINT_TO_POINT
 
 
 def _with_gap(bound: Bound, node: Node, gap: Gap) -> Bound:

@@ -56,11 +56,9 @@ def _fuse_program(program: Program, rules: Sequence[AnyRule]) -> tuple[Program, 
             sites.append(relower_site(rule))
             continue
         for name, bench in floor.layers.items():
-            sites.extend(attrs.evolve(site, times=counts[name], where=name) for site in try_rule(bench, rule))
+            sites.extend(attrs.evolve(site, times=counts[name], templates=(name,)) for site in try_rule(bench, rule))
         for pair, bench in floor.seams.items():
-            sites.extend(
-                attrs.evolve(site, times=seams[pair], where=" -> ".join(pair)) for site in try_rule(bench, rule)
-            )
+            sites.extend(attrs.evolve(site, times=seams[pair], templates=pair) for site in try_rule(bench, rule))
     return floor.fused(), sites
 
 

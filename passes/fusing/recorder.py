@@ -71,7 +71,7 @@ class Recorder:
         return tuple(self._made)
 
     def any(self, family: str, *operands: Var | Node, **attributes: Attr) -> Node:
-        """Any op of a family: ends, matmuls, attention, norms, pointwise, experts, moves, step."""
+        """Any op of a family, as `stepgraph.ir.table.FAMILIES` has them."""
         if family not in KINDS_OF:
             raise PatternError(f"{self._where}: no family {family!r}; {did_you_mean(family, KINDS_OF)}")
         return self._caller(frozenset(KINDS_OF[family]), f"any {family}")(*operands, **attributes)

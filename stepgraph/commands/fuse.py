@@ -23,9 +23,8 @@ from stepgraph.commands.options import (
     options,
     rules_from,
     target_from,
-    together,
 )
-from stepgraph.errors import refuse
+from stepgraph.errors import refuse, together
 
 if TYPE_CHECKING:
     from stepgraph.commands.fusionanswers import Answer
@@ -88,20 +87,21 @@ def command(
     """
     from stepgraph.commands.fusionchecks import bans_from, demands_from
     from stepgraph.commands.fusionrun import run_fusions
-    from stepgraph.passes.base import setting
+    from stepgraph.passes.base import Setting, how
 
     if template is not None and svg is None:
         raise refuse("template", "--template", "nothing is drawn", "--svg FILE", "leave it out or add --svg")
-    model, chosen, machine, rules, others = together(
+    model, chosen, machine, (rows, law), rules, others = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
         lambda: target_from(target),
+        lambda: how(profile, eta),
         lambda: rules_from(fusions),
         lambda: rules_from(against),
     )
     demands, bans = together(lambda: demands_from(required, rules), lambda: bans_from(forbidden, rules))
     with patience(f"fusing {model.name} ..."):
-        run = run_fusions(model, chosen, setting(machine, profile, eta), (fusions, rules), (against, others))
+        run = run_fusions(model, chosen, Setting(machine, rows, law), (fusions, rules), (against, others))
     said = _answers(run, asked)
     if svg is not None:
         _draw(run, svg, template)

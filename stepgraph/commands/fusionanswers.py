@@ -9,11 +9,10 @@ import attrs
 from stepgraph.commands.fusionchecks import known_rule
 from stepgraph.commands.options import rule_faults
 from stepgraph.errors import did_you_mean, refuse
-from stepgraph.ir.graph import Graph
 from stepgraph.ir.joining import LEFT, RIGHT
-from stepgraph.ir.program import Program, seam_graph
+from stepgraph.ir.program import Program, seam_graph, seam_name
 from stepgraph.ir.rewriting import Rewrite
-from stepgraph.passes.fusing.grouping import AnyRule, FusionReport, Site, explain
+from stepgraph.passes.fusing.grouping import AnyRule, FusionReport, Site, explain, relower_site
 from stepgraph.passes.fusing.matching import Matcher
 from stepgraph.passes.fusing.pattern import FusionRule
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
@@ -57,13 +56,10 @@ def question_from(text: str, rules: Sequence[AnyRule], program: Program) -> Ques
     graphs = [program[template]] if slash else [graph for graph in program.templates if counts[graph.name]]
     found = tuple(graph.name for graph in graphs if op in graph.by_name)
     if not found:
-        raise refuse("explain", "--explain", f"no op {op!r}", fix=_near(op, graphs))
+        known = {name for graph in graphs for name in graph.by_name}
+        fix = did_you_mean(op, known, "`stepgraph graph CONFIG --template T` lists the ops of a template")
+        raise refuse("explain", "--explain", f"no op {op!r}", fix=fix)
     return Question(rule, op, found)
-
-
-def _near(op: str, graphs: Sequence[Graph]) -> str:
-    fix = did_you_mean(op, {name for graph in graphs for name in graph.by_name})
-    return fix if fix.startswith("did") else "`stepgraph graph CONFIG --template T` lists the ops of a template"
 
 
 def answers(question: Question, program: Program, report: FusionReport) -> tuple[Answer, ...]:
@@ -76,7 +72,7 @@ def answers(question: Question, program: Program, report: FusionReport) -> tuple
 def _missed(question: Question, program: Program) -> tuple[Answer, ...]:
     rule, counts = question.rule, template_counts(program)
     if isinstance(rule, Rewrite):
-        text = f"[relower] {rule.name} replaces ops by others: hand it to lower(..., rewrites=[...]); it fuses nothing"
+        text = str(relower_site(rule).reasons[0])
         return tuple(Answer(name, counts[name], text) for name in question.templates)
     with rule_faults([rule]):
         return tuple(answer for name in question.templates for answer in _answers(rule, question.op, name, program))
@@ -84,10 +80,10 @@ def _missed(question: Question, program: Program) -> tuple[Answer, ...]:
 
 def _told(question: Question, site: Site) -> Answer | None:
     """What became of a site, if it is of the rule and has the op in one of the templates that were asked for."""
-    if site.rule != question.rule.name:
+    if site.rule != question.rule.name or not site.templates:
         return None
-    left, _, right = site.where.rpartition(" -> ")
-    sides = ((LEFT, left), (RIGHT, right)) if left else (("", right),)
+    prefixes = (LEFT, RIGHT) if len(site.templates) > 1 else ("",)
+    sides = zip(prefixes, site.templates, strict=True)
     names = [side + question.op for side, template in sides if template in question.templates]
     at = next((member for member in site.members if member in names), None)
     return None if at is None else Answer(site.where, site.times, str(attrs.evolve(site, op=at)))
@@ -109,4 +105,4 @@ def _across(rule: FusionRule, op: str, template: str, program: Program, inside: 
                 continue
             text = explain(seam_graph(program, left, right), rule, side + op)
             if text.replace(LEFT, "").replace(RIGHT, "") != inside:
-                yield Answer(f"{left} -> {right}", times, text)
+                yield Answer(seam_name(left, right), times, text)

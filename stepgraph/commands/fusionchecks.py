@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import attrs
 
 from stepgraph.commands.fusionrun import FusionRun
-from stepgraph.errors import InputError, Problem, did_you_mean, refuse
+from stepgraph.errors import InputError, Problem, did_you_mean, refuse, together
 from stepgraph.ir.joining import LEFT, RIGHT
 from stepgraph.ir.program import Program
 from stepgraph.ir.table import TABLE
@@ -28,16 +29,7 @@ class Demand:
 
 def demands_from(texts: Sequence[str], rules: Sequence[AnyRule]) -> tuple[Demand, ...]:
     """The demands of --require options. Raises: InputError, for all of them together."""
-    problems: list[Problem] = []
-    demands: list[Demand] = []
-    for text in texts:
-        try:
-            demands.append(_demand(text, rules))
-        except InputError as refused:
-            problems.extend(refused.problems)
-    if problems:
-        raise InputError(problems)
-    return tuple(demands)
+    return tuple(together(*(partial(_demand, text, rules) for text in texts)))
 
 
 def _demand(text: str, rules: Sequence[AnyRule]) -> Demand:
@@ -60,7 +52,7 @@ def bans_from(names: Sequence[str], rules: Sequence[AnyRule]) -> tuple[str, ...]
     """The names of --forbid options: rules of --fusions, or op kinds. Raises: InputError, for all of them together."""
     known = {*(rule.name for rule in rules), *TABLE}
     problems = [
-        Problem("forbid", "--forbid", f"{name!r} is neither a rule of --fusions nor an op kind", "", _near(name, known))
+        Problem("forbid", "--forbid", f"{name!r} is neither a rule of --fusions nor an op kind", "", _fix(name, known))
         for name in names
         if name not in known
     ]
@@ -69,9 +61,8 @@ def bans_from(names: Sequence[str], rules: Sequence[AnyRule]) -> tuple[str, ...]
     return tuple(names)
 
 
-def _near(name: str, known: set[str]) -> str:
-    fix = did_you_mean(name, known)
-    return fix if fix.startswith("did") else "`stepgraph ops` lists the kinds"
+def _fix(name: str, known: set[str]) -> str:
+    return did_you_mean(name, known, "`stepgraph ops` lists the kinds")
 
 
 def failures(run: FusionRun, demands: Sequence[Demand], bans: Sequence[str]) -> tuple[Problem, ...]:

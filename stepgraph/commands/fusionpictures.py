@@ -31,7 +31,7 @@ def drawn_part(program: Program, name: str | None) -> str:
     return name
 
 
-def draw(run: FusionRun, part: str, path: Path, max_ops: int = 400) -> str:
+def draw(run: FusionRun, part: str, path: Path) -> str:
     """Write the picture. Returns: the engine's name.
 
     Raises: InputError (image-format) unless the file ends in .svg, and what `render` refuses.
@@ -52,7 +52,7 @@ def draw(run: FusionRun, part: str, path: Path, max_ops: int = 400) -> str:
     with tempfile.TemporaryDirectory() as folder:
         for side, graph in zip(sides, graphs, strict=True):
             title = f"{run.model.name}: {part}, fusions {side.name}"
-            dot = to_dot(graph, notes=op_notes(costs(graph, run.chosen)), title=title, max_ops=max_ops, changed=changed)
+            dot = to_dot(graph, notes=op_notes(costs(graph, run.chosen)), title=title, changed=changed)
             one = Path(folder) / "side.svg"
             engine = render(dot, one)
             pictures.append(one.read_text(encoding="utf-8"))

@@ -11,8 +11,9 @@ import attrs
 from stepgraph.commands.options import rule_faults
 from stepgraph.ir.program import Program
 from stepgraph.lowering.layout import Layout
-from stepgraph.lowering.lowering import lower
+from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
+from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.passes.base import Setting
 from stepgraph.passes.comparison import Side, Totals, compare
 from stepgraph.passes.fusing.fusedkernels import FusedKernel, fused_kernels
@@ -20,7 +21,7 @@ from stepgraph.passes.fusing.grouping import AnyRule, FusionReport
 from stepgraph.passes.modelflops import Mfu
 from stepgraph.passes.moduletotals import module_totals
 from stepgraph.passes.seating import seat, seating_note
-from stepgraph.prediction import finite, mfu_of, modelled_layout
+from stepgraph.prediction import dropping_note, finite, mfu_of, modelled_layout
 from stepgraph.soundfusing import fuse_soundly
 
 
@@ -53,7 +54,8 @@ class Fused:
 
 @attrs.frozen(slots=False)
 class FusionRun:
-    """A model under a layout, before (`--against`) and after (`--fusions`). layout: resolved; notes: what was decided."""
+    """A model under a layout, before (`--against`) and after (`--fusions`). layout: resolved; warnings, notes: as `predict` has
+    them, of model and layout."""
 
     model: Model
     layout: Layout
@@ -61,6 +63,7 @@ class FusionRun:
     microbatches: int
     before: Fused
     after: Fused
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
     @cached_property
@@ -84,6 +87,7 @@ class FusionRun:
             "before": self.before.to_json(),
             "after": self.after.to_json(),
             "fused_kernels": [attrs.asdict(kernel) for kernel in self.kernels],
+            "warnings": list(self.warnings),
             "notes": list(self.notes),
         }
 
@@ -103,14 +107,15 @@ def run_fusions(
     layout, notes = modelled_layout(layout, model)
     program = lower(model, layout)
     machine, chosen = chosen.target, seat(chosen, program)
-    notes = (*notes, *seating_note(machine, chosen.target))
+    notes = (*notes, *seating_note(machine, chosen.target), *dropping_note(layout))
+    warnings = (*model.warnings, *mtp_warnings(layout, model))
     programs = [_fused(program, rules) for _, rules in (against, fusions)]
     compared = compare(programs[0][0], programs[1][0], chosen)
     before, after = (
         _side(side, fused, named, (model, layout, chosen))
         for side, fused, named in zip((compared.before, compared.after), programs, (against, fusions), strict=True)
     )
-    return FusionRun(model, layout, chosen, program.microbatches, before, after, notes)
+    return FusionRun(model, layout, chosen, program.microbatches, before, after, warnings, notes)
 
 
 def _fused(program: Program, rules: tuple[AnyRule, ...]) -> tuple[Program, FusionReport]:
@@ -127,5 +132,6 @@ def _side(
     model, layout, chosen = where
     assert side.step_time_s is not None
     finite(side.step_time_s)
-    mfu = mfu_of(model, layout, chosen.target, side.step_time_s)
+    assert layout.seq is not None  # resolved
+    mfu = mfu_of(count_parts(model, 1, layout.seq, layout.mtp), model, layout, chosen.target, side.step_time_s)
     return Fused(*named, *fused, side, module_totals(fused[0], chosen), mfu)

@@ -12,7 +12,7 @@ from stepgraph.commands.fusionrun import Fused, FusionRun
 from stepgraph.passes.comparison import PHASES, Totals
 from stepgraph.passes.fusing.fusedkernels import FusedKernel
 from stepgraph.passes.fusing.grouping import RuleReport
-from stepgraph.tables import new_console, new_table, seconds, show_table
+from stepgraph.tables import new_console, new_table, seconds, show_table, sizes_of
 
 
 def show_fusions(run: FusionRun, *, savings: bool) -> None:
@@ -35,6 +35,8 @@ def show_fusions(run: FusionRun, *, savings: bool) -> None:
         console.print(line)
     if savings:
         _savings(console, run.kernels)
+    for text in run.warnings:
+        console.print(f"warning: {escape(text)}", style="yellow")
     for note in run.notes:
         console.print(f"note: {escape(note)}", style="dim")
 
@@ -45,7 +47,7 @@ def _sides(run: FusionRun) -> tuple[Fused, Fused]:
 
 def _header(console: Console, run: FusionRun) -> None:
     layout = run.layout
-    sizes = f"tp {layout.tp}{' (sp)' if layout.sp else ''}, pp {layout.pp}, dp {layout.dp}, zero {layout.zero}"
+    sizes = ", ".join(sizes_of(layout))
     batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {run.microbatches} micro-batches"
     what = f"profile {run.chosen.profile.name}, eta {run.chosen.eta}"
     console.print(

@@ -18,9 +18,9 @@ from stepgraph.commands.options import (
     rule_faults,
     rules_from,
     target_from,
-    together,
 )
-from stepgraph.errors import did_you_mean, refuse
+from stepgraph.errors import did_you_mean, refuse, together
+from stepgraph.ir.drawing import MOST_OPS
 
 if TYPE_CHECKING:
     from stepgraph.ir.graph import Graph
@@ -48,7 +48,7 @@ Examples:
 @click.option("--stage", type=int, help="A pipeline stage with all its layers, instead of a template.")
 @click.option("--list", "list_only", is_flag=True, help="List templates and stages.")
 @click.option("--costs/--no-costs", default=True, show_default=True, help="Write the cost of every op.")
-@click.option("--max-ops", type=int, default=400, show_default=True, help="Larger graphs are not drawn.")
+@click.option("--max-ops", type=int, default=MOST_OPS, show_default=True, help="Larger graphs are not drawn.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Picture or text file: svg png pdf dot txt.")
 def command(
     config: str,
@@ -71,18 +71,19 @@ def command(
     """
     from stepgraph.lowering.lowering import lower
     from stepgraph.lowering.mtpchecks import mtp_warnings
-    from stepgraph.passes.base import setting
+    from stepgraph.passes.base import Setting, how
     from stepgraph.passes.costing import costs as cost_pass
     from stepgraph.passes.seating import seat
 
-    model, chosen_layout, machine, rules = together(
+    model, chosen_layout, machine, (rows, law), rules = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
         lambda: target_from(target),
+        lambda: how(profile, eta),
         lambda: rules_from(fusions),
     )
     program = _fused(lower(model, chosen_layout), rules)
-    chosen_setting = seat(setting(machine, profile, eta), program)
+    chosen_setting = seat(Setting(machine, rows, law), program)
     for text in (*model.warnings, *mtp_warnings(chosen_layout, model)):
         click.echo(f"warning: {text}", err=True)
     if list_only:

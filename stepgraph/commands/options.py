@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import click
 
-from stepgraph.errors import InputError, Problem, refuse
+from stepgraph.errors import InputError, refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.lowering.huggingface import load_model, parse_override
@@ -157,17 +157,3 @@ def layout_from(values: Mapping[str, Any]) -> Layout:
     if dp not in (None, left):
         raise refuse("gpus-dp", "--dp", f"dp = {dp}, but {gpus} GPUs leave dp = {left}", fix="leave out --dp or --gpus")
     return Layout(dp=left, **chosen)
-
-
-def together(*steps: Callable[[], Any]) -> list[Any]:
-    """Run all steps and refuse once, with the problems of all of them. Raises: InputError."""
-    results: list[Any] = []
-    problems: list[Problem] = []
-    for step in steps:
-        try:
-            results.append(step())
-        except InputError as refused:
-            problems.extend(refused.problems)
-    if problems:
-        raise InputError(problems)
-    return results

@@ -19,8 +19,8 @@ from stepgraph.commands.options import (
     rule_faults,
     rules_from,
     target_from,
-    together,
 )
+from stepgraph.errors import together
 
 EPILOG = """\b
 Examples:
@@ -53,12 +53,14 @@ def command(
 
     CONFIG is a Hugging Face config.json or the name of a carried one (see `stepgraph models`).
     """
+    from stepgraph.passes.base import how
     from stepgraph.prediction import predict
 
-    model, chosen, machine, rules = together(
+    model, chosen, machine, _, rules = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
         lambda: target_from(target),
+        lambda: how(profile, eta),
         lambda: rules_from(fusions),
     )
     if check:
