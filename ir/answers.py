@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from stepgraph.ir.faults import Fault, op_fault, shown
+from stepgraph.ir.gradients import is_answer
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.nests import Problem, moves_data
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import AGAIN, Op, Phase
 from stepgraph.ir.rows import Grad, Rule
 from stepgraph.ir.table import CONVERSIONS, row_of
 from stepgraph.ir.tensor import Kind, Tensor
@@ -22,9 +23,6 @@ ROLES = MappingProxyType(
     }
 )
 """Roles that an op may have, by phase."""
-
-REPEATS = ("regather", "recompute")
-"""Roles of ops that do again what their forward op did."""
 
 HOPS = MappingProxyType({"send": "recv", "recv": "send"})
 """What answers a hop between stages: the gradient goes the other way."""
@@ -56,7 +54,7 @@ def _role_problem(graph: Graph, op: Op) -> str:
     if op.kind in CONVERSIONS and op.role == "dw":
         return "role 'dw', expected 'dx': a conversion computes no gradient"
     original = graph.by_name.get(op.of)
-    if op.role in REPEATS and original and _nest(original) != _nest(op):
+    if op.role in AGAIN and original and _nest(original) != _nest(op):
         return f"repeats {original.name} ({original.kind}), expected its kind, letters and group"
     if op.role == "inner" and original and (op.kind != "all_reduce" or not _is_result(op.inputs[0], original)):
         return f"acts inside {original.name}, expected an all_reduce of one of its results"
@@ -87,7 +85,7 @@ def _partner_problem(graph: Graph, op: Op) -> str:
         return (
             "" if partner.phase is Phase.FORWARD else f"belongs to {op.of} in {partner.phase.value}, expected forward"
         )
-    free = op.phase is Phase.BACKWARD and op.role not in REPEATS and (op.kind in CONVERSIONS or op.kind == "grad_add")
+    free = op.phase is Phase.BACKWARD and op.role not in AGAIN and (op.kind in CONVERSIONS or op.kind == "grad_add")
     needs = op.role == "inner" or (op.phase is Phase.BACKWARD and not free)
     return "belongs to no op, expected a forward op" if needs else ""
 
@@ -102,7 +100,7 @@ def forward_ops_answered(graph: Graph) -> Iterator[Fault]:
         return
     answers: dict[str, list[int]] = {}
     for i, op in enumerate(graph.ops):
-        if op.phase is Phase.BACKWARD and op.role in ("dx", "dw") and op.kind not in CONVERSIONS:
+        if is_answer(op):
             answers.setdefault(op.of, []).append(i)
     reached, roots = _reached(graph), _roots(graph)
     for i, op in enumerate(graph.ops):

@@ -33,11 +33,6 @@ class ContractionError(ValueError):
         super().__init__(f"no order for graph {graph.name!r}: {self.story}")
 
 
-def units(graph: Graph) -> tuple[Kernel, ...]:
-    """What runs, kernel by kernel: groups and single ops, in an order in which they can. As `contracted_order`."""
-    return contracted_order(graph)
-
-
 def contracted_order(graph: Graph) -> tuple[Kernel, ...]:
     """Groups and single ops in an order that is valid for the contracted graph.
 

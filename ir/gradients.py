@@ -17,14 +17,19 @@ def param_gradients(graph: Graph) -> tuple[tuple[Tensor, Tensor], ...]:
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for op in graph.ops:
-        if op.phase is Phase.BACKWARD and op.role in ("dx", "dw") and op.kind not in CONVERSIONS:
+        if is_answer(op):
             found.update((param.name, (param, grad)) for param, grad in _pairs(graph, op))
     return tuple(found.values())
 
 
+def is_answer(op: Op) -> bool:
+    """Whether autograd emitted the op as gradient of a forward op, rather than to move or to sum one."""
+    return op.phase is Phase.BACKWARD and op.role in ("dx", "dw") and op.kind not in CONVERSIONS
+
+
 def _pairs(graph: Graph, op: Op) -> Iterator[tuple[Tensor, Tensor]]:
     forward = graph[op.of]
-    grads = next((g for g in row_of(forward.kind).grads if g.role == op.role), None)
+    grads = next((g for g in row_of(forward.kind).grads if g.kind == op.kind), None)
     for operand, out in zip(grads.of, op.outputs, strict=True) if grads else ():
         if forward.inputs[operand].kind is Kind.PARAM:
             yield forward.inputs[operand], _summed(graph, out)

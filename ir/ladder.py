@@ -13,14 +13,11 @@ from urllib.parse import quote
 import attrs
 
 from stepgraph.ir.graph import Graph
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import AGAIN, Op, Phase
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.rungs import Order
 from stepgraph.ir.table import row_of
 from stepgraph.ir.tensor import Kind, Tensor
-
-AGAIN = ("recompute", "regather")
-"""Roles of ops that run a forward op once more: they run down, as it did."""
 
 
 class Way(enum.Enum):

@@ -23,13 +23,17 @@ SUM_REPLICATED = "sum_replicated"
 """Origin of collectives over TP, not over data, in the step: gradients of parameters that TP replicates."""
 
 
+AGAIN = ("recompute", "regather")
+"""Roles of ops that repeat a forward op in backward."""
+
+
 @attrs.frozen
 class Op:
     """One execution. Its unique `name` is its identity; two ops that compute the same are still two.
 
     attrs: sorted (name, value) pairs. at: (axis name, letter) for every axis that splits one of the op's letters;
     "+" lets a pending sum through. of, role: for backward ops, the forward op and what is computed for it ("dx",
-    "dw", "recompute", "regather", "sum"); for a collective in backward, the producer of the tensor whose gradient it
+    "dw", "recompute", "regather", "sum"); "inner" is a collective that an op pays by itself, forward too; for a collective in backward, the producer of the tensor whose gradient it
     moves, and for a regather the forward collective that it repeats.
     group: the mesh axes over which a collective runs. module: the block that it belongs to. origin: the lowering
     step that made it.

@@ -17,6 +17,7 @@ from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_problems
 from stepgraph.lowering.nearest import divisors, either, multiples_around, nearest, size_problem
 from stepgraph.lowering.splitting import split_of
+from stepgraph.lowering.stages import deal_layers
 
 SIZES = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 SINGLE_YET = ("cp",)
@@ -34,9 +35,9 @@ def resolve_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...
     seq = min(4096, max positions); global_batch = gpus * micro_batch, the same for every layout of as many GPUs; sp = tp > 1;
     tp_regather = sp.
 
-    Raises: InputError with everything that is impossible at once: layout-value, layout-choice,
-    layout-not-modelled, sp-needs-tp, regather-needs-sp, tp-heads, tp-kv-heads, tp-ffn, tp-vocab, sp-seq, pp-layers,
-    batch-multiple, seq-positions, pad-vocab, capacity-conflict, mtp-modules. Each names the nearest values that are possible.
+    Raises: InputError with everything that is impossible at once, each with the nearest values that are possible: sizes
+    and choices by themselves (layout-*), what CHECKS, EXPERT_CHECKS and their neighbours say of the model, and what only
+    dealing the layers (pipeline-*) and building the mesh can find.
     """
     problems = _value_problems(layout) + _choice_problems(layout) + factor_problems(layout)
     # What is wrong by itself is replaced, so that the rest is still checked against the model.
@@ -72,7 +73,8 @@ def _build_problems(layout: Layout, model: Model, *, nested: bool) -> list[Probl
     """What only dealing the layers and, when the sizes are sound, building the mesh can find."""
 
     def deal() -> object:
-        return split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
+        split = split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
+        return deal_layers(model.template_names, split)
 
     problems: list[Problem] = []
     for step in (deal, lambda: mesh_of(layout)) if nested else (deal,):

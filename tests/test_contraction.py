@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from samples import small
-from stepgraph.ir.contraction import ContractionError, contracted_order, unit_positions, units
+from stepgraph.ir.contraction import ContractionError, contracted_order, unit_positions
 from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.op import Op
 from stepgraph.ir.tensor import Tensor
@@ -35,7 +35,7 @@ def test_without_groups_it_is_program_order() -> None:
 
 def test_a_kernel_stands_where_its_last_member_does() -> None:
     assert order(wired("a: b: c:a d:b e:c", "ac")) == "b ac d e"
-    assert units(wired("a: b: c:a", "ac")) == (("b",), ("a", "c"))
+    assert contracted_order(wired("a: b: c:a", "ac")) == (("b",), ("a", "c"))
 
 
 def test_a_kernel_runs_before_what_needs_it_even_if_a_member_stands_behind() -> None:

@@ -111,3 +111,11 @@ def test_the_table_of_the_modules_is_summed_over_the_ends() -> None:
 def test_nothing_is_summed_over_the_ends_without_a_shared_table() -> None:
     program = lower(DEEPSEEK, LAYOUT)
     assert not any(moved(program[stage.step]) for stage in program.stages)
+
+
+def test_modules_away_from_the_head_are_refused_with_everything_else() -> None:
+    model = load_model("deepseek-v3", {"num_hidden_layers": 4})
+    layout = Layout(pp=3, mtp=1, pipeline_layout="Ett|ttm|L", global_batch=3, micro_batch=0)
+    with pytest.raises(InputError) as caught:
+        resolve_layout(layout, model)
+    assert {problem.code for problem in caught.value.problems} >= {"pipeline-mtp", "layout-value"}

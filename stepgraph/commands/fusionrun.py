@@ -54,8 +54,10 @@ class Fused:
 
 @attrs.frozen(slots=False)
 class FusionRun:
-    """A model under a layout, before (`--against`) and after (`--fusions`). layout: resolved; warnings, notes: as `predict` has
-    them, of model and layout."""
+    """A model under a layout, before (`--against`) and after (`--fusions`).
+
+    layout: resolved. warnings, notes: as `predict` has them, of model and layout.
+    """
 
     model: Model
     layout: Layout
