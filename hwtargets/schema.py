@@ -57,7 +57,7 @@ _SECTIONS = (
     ("nic", Kind.RATE, "bandwidth_bytes_per_s"),
     ("nic", Kind.SECONDS, "t0_s t_link_s"),
     ("nic", Kind.BREAK_POINTS, "alpha"),
-    ("launch", Kind.SECONDS, "gap_s host_issue_s"),
+    ("launch", Kind.SECONDS, "gap_s host_issue_s graph_node_s"),
     ("eta.constant", Kind.FRACTION, "gemm"),
     ("eta.shape", Kind.FRACTION, "eta_inf f_hbm"),
     ("eta.shape", Kind.NON_NEGATIVE, "k0 h droop"),
@@ -76,11 +76,11 @@ KINDS = tuple(_kinds())
 def required(key: str, present: AbstractSet[str]) -> bool:
     """Whether a file with these figures must hold `key` too.
 
-    alpha has a default law; a dtype other than bf16 may not exist on the GPU; a named op without figures takes the
+    alpha has a default law; CUDA graphs may be unknown; a dtype other than bf16 may not exist on the GPU; a named op without figures takes the
     gemm constant, but one with figures needs all its roles.
     """
     section, _, name = key.rpartition(".")
-    if name == "alpha" or (section == "peak_flops_per_s" and name != "bf16"):
+    if name in ("alpha", "graph_node_s") or (section == "peak_flops_per_s" and name != "bf16"):
         return False
     if section.startswith("eta.constant.") and section != "eta.constant.sdpa":
         return any(other.startswith(f"{section}.") for other in present)

@@ -75,11 +75,13 @@ class LinkLevel:
 class Launch:
     """What a kernel costs besides its work. Units: s.
 
-    gap_s: device time between two kernels, added per kernel; host_issue_s: host time to issue one.
+    gap_s: device time between two kernels, added per kernel; host_issue_s: host time to issue one; graph_node_s: the
+    same for a kernel that is a node of a CUDA graph, None where no figure says it.
     """
 
     gap_s: float
     host_issue_s: float
+    graph_node_s: float | None = None
 
 
 @attrs.frozen

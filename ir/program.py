@@ -98,7 +98,7 @@ class Program:
 
     stages: in the order in which the stream passes them, stage v on the rank that it names.
     microbatches: how often per step a stage runs its templates; the step template runs once. seam_groups: kernels
-    that span two neighbouring layers.
+    that span two neighbouring layers. schedule: the pipeline, one of `stepgraph.ir.pipelines`.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Program:
     stages: tuple[Stage, ...]
     microbatches: int = 1
     seam_groups: tuple[SeamGroups, ...] = ()
+    schedule: str = "1f1b"
 
     @cached_property
     def by_name(self) -> MappingProxyType[str, Graph]:

@@ -17,7 +17,8 @@ class Layout:
     chunks per pipeline stage; sp: split norms and residuals along the sequence over the tensor axis; tp_regather:
     gather the sequence again in backward instead of saving the gathered copy; micro_batch: sequences per micro-batch
     and data rank; global_batch: sequences per step; seq: tokens per sequence; recompute: activations that backward
-    computes again; zero: 0 = optimizer state on every rank, 1 = split over the data axis; schedule: pipeline order;
+    computes again; zero: 0 = optimizer state on every rank, 1 = split over the data axis; schedule: pipeline order
+    (None: 1f1b, or interleaved when vpp > 1);
     capacity_factor: experts get this times an even share of tokens, padded or dropped (None: dropless);
     expert_imbalance: how much more than an even share the busiest rank's experts get when dropless; pad_vocab: the
     vocabulary is padded to a multiple of this times tp; pipeline_layout: stages in Megatron-LM's notation;
@@ -37,7 +38,7 @@ class Layout:
     seq: int | None = None
     recompute: str = "none"
     zero: int = 1
-    schedule: str = "1f1b"
+    schedule: str | None = None
     tp_regather: bool | None = None
     capacity_factor: float | None = None
     expert_imbalance: float = 1.0

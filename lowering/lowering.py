@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepgraph.ir.graph import Graph
+from stepgraph.ir.pipelines import PIPELINES, stages_on_ranks
 from stepgraph.ir.program import Program, Run, Stage
 from stepgraph.ir.rewriting import LOGICAL, PLACED, Rewrite
 from stepgraph.ir.tensor import Axis, Tensor
@@ -23,7 +24,7 @@ from stepgraph.lowering.model import Layer, Model
 from stepgraph.lowering.optimizer import count_stage_params, step_template
 from stepgraph.lowering.recomputation import recompute
 from stepgraph.lowering.resolution import resolve_layout
-from stepgraph.lowering.splitting import split_of
+from stepgraph.lowering.splitting import layout_split
 from stepgraph.lowering.stages import boundary_templates, deal_layers
 
 
@@ -40,13 +41,23 @@ def lower(model: Model, layout: Layout, rewrites: Sequence[Rewrite] = ()) -> Pro
     model, _ = fit_model(model, layout)
     mesh = mesh_of(layout)
     templates = {graph.name: graph for graph in _micro_batch_templates(model, layout, mesh, rewrites)}
-    split = split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
-    dealt = deal_layers(model.template_names, split)
-    ranks = [tuple(run for runs in dealt[rank :: layout.pp] for run in runs) for rank in range(layout.pp)]
-    steps = _step_templates(ranks, templates, model, layout, mesh)
+    dealt = deal_layers(model.template_names, layout_split(layout, model.n_layers))
+    assert layout.schedule is not None  # resolve_layout fills it
+    owners = stages_on_ranks(layout.pp, layout.vpp, v_shaped=PIPELINES[layout.schedule].v_shaped)
+    steps = _step_templates(_runs_of_ranks(dealt, owners), templates, model, layout, mesh)
     templates.update((step.name, apply_rewrites(step, rewrites)) for step in steps)
-    stages = tuple(Stage(runs, steps[v % layout.pp].name, v % layout.pp) for v, runs in enumerate(dealt))
-    return Program(model.name, tuple(templates.values()), stages, layout.n_microbatches)
+    stages = tuple(Stage(runs, steps[rank].name, rank) for rank, runs in zip(owners, dealt, strict=True))
+    return Program(
+        model.name, tuple(templates.values()), stages, layout.n_microbatches, schedule=layout.schedule
+    )
+
+
+def _runs_of_ranks(dealt: Sequence[tuple[Run, ...]], owners: Sequence[int]) -> list[tuple[Run, ...]]:
+    """What each rank runs in all, over its chunks."""
+    ranks: dict[int, tuple[Run, ...]] = dict.fromkeys(sorted(owners), ())
+    for rank, runs in zip(owners, dealt, strict=True):
+        ranks[rank] += runs
+    return list(ranks.values())
 
 
 def logical_templates(
@@ -116,7 +127,8 @@ def _step_templates(
     hold it and sum its gradient.
     """
     pipeline = mesh.axis("pp")
-    shared = EMBEDDING_WEIGHT if pipeline and _reads(templates["head"], EMBEDDING_WEIGHT) else ""
+    apart = not any({"embedding", "head"} <= {run.template for run in runs} for runs in ranks)
+    shared = EMBEDDING_WEIGHT if apart and _reads(templates["head"], EMBEDDING_WEIGHT) else ""
     ends = Axis("ends", 2, pipeline.stride * (pipeline.size - 1)) if pipeline and shared else None
     counted = {runs: count_stage_params(_totals(runs, templates), mesh, shared) for runs in dict.fromkeys(ranks)}
     names = {params: f"step.{i}" if pipeline else "step" for i, params in enumerate(dict.fromkeys(counted.values()))}

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from stepgraph.errors import InputError, Problem, did_you_mean, refuse
+from stepgraph.ir.pipelines import PIPELINES, chunk_problems
 from stepgraph.lowering.divisibility import CHECKS, padding_problems
 from stepgraph.lowering.expertchecks import EXPERT_CHECKS, factor_problems
 from stepgraph.lowering.fitting import fit_model
@@ -16,13 +17,12 @@ from stepgraph.lowering.mesh import mesh_of
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_problems
 from stepgraph.lowering.nearest import divisors, either, multiples_around, nearest, size_problem
-from stepgraph.lowering.splitting import split_of
+from stepgraph.lowering.splitting import layout_split
 from stepgraph.lowering.stages import deal_layers
 
 SIZES = ("tp", "cp", "ep", "etp", "pp", "vpp", "dp", "micro_batch")
 SINGLE_YET = ("cp",)
 RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b",)
 DEFAULT_SEQ = 4096
 MOST_GPUS = 2**20
 MOST_TOKENS = 2**30
@@ -73,10 +73,10 @@ def _build_problems(layout: Layout, model: Model, *, nested: bool) -> list[Probl
     """What only dealing the layers and, when the sizes are sound, building the mesh can find."""
 
     def deal() -> object:
-        split = split_of(model.n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp)
-        return deal_layers(model.template_names, split)
+        return deal_layers(model.template_names, layout_split(layout, model.n_layers))
 
-    problems: list[Problem] = []
+    assert layout.schedule is not None  # filled in
+    problems = list(chunk_problems(layout.schedule, layout.vpp))
     for step in (deal, lambda: mesh_of(layout)) if nested else (deal,):
         try:
             step()
@@ -134,9 +134,8 @@ def _choice_problems(layout: Layout) -> list[Problem]:
     if layout.recompute not in RECOMPUTE:
         word = str(layout.recompute)[:40]
         problems.append(Problem("layout-choice", "recompute", f"{word!r}", "", did_you_mean(word, RECOMPUTE)))
-    if layout.schedule not in SCHEDULES:
-        what = f"{str(layout.schedule)[:40]!r} is not modelled yet"
-        problems.append(Problem("layout-not-modelled", "schedule", what, "1f1b"))
+    if layout.schedule is not None:
+        problems.extend(problem for problem in chunk_problems(layout.schedule, 2) if problem.code == "schedule")
     if isinstance(layout.zero, bool) or not isinstance(layout.zero, int) or not 0 <= layout.zero <= 3:
         problems.append(Problem("layout-value", "zero", f"{str(layout.zero)[:40]!r} is not a ZeRO stage", "0 or 1"))
     elif layout.zero > 1:
@@ -157,6 +156,8 @@ def _single_problem(layout: Layout, name: str) -> Problem | None:
 
 def _filled(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
     notes, wanted = [], layout
+    layout, chunk_notes = _with_schedule(layout)
+    notes += chunk_notes
     if layout.sp is None:
         layout = attrs.evolve(layout, sp=layout.tp > 1)
         notes += ["sp: on, because tp > 1"] if layout.sp else []
@@ -170,6 +171,15 @@ def _filled(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
         layout = attrs.evolve(layout, global_batch=layout.gpus * layout.micro_batch)
         notes.append(f"global_batch: {layout.global_batch} sequences, a micro-batch per GPU whatever the layout")
     return layout, tuple(notes)
+
+
+def _with_schedule(layout: Layout) -> tuple[Layout, list[str]]:
+    """The schedule that was not named, and the chunks that a named one always has."""
+    if layout.schedule is None:
+        return attrs.evolve(layout, schedule="interleaved" if layout.vpp > 1 else "1f1b"), []
+    if not PIPELINES[layout.schedule].v_shaped or layout.vpp > 1:
+        return layout, []
+    return attrs.evolve(layout, vpp=2), [f"vpp: 2, the two chunks per rank of {layout.schedule}"]
 
 
 def _length_notes(layout: Layout, model: Model) -> tuple[str, ...]:

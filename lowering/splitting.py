@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stepgraph.errors import InputError, Problem
+from stepgraph.ir.pipelines import PIPELINES, stages_on_ranks
+from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.layoutsigns import WHERE
 from stepgraph.lowering.nearest import either, multiples_around, size_problem
 from stepgraph.lowering.pipelayout import PipelineSplit, StageSpec, read_layout
 
 FIRST = "first_stage_layers"
 LAST = "last_stage_layers"
+
+
+def layout_split(layout: Layout, n_layers: int) -> PipelineSplit:
+    """What each virtual stage holds under a layout whose schedule is known. Raises: as `split_of`."""
+    bent = PIPELINES[layout.schedule or "1f1b"].v_shaped
+    return split_of(n_layers, layout.pp, layout.vpp, *layout.split, mtp=layout.mtp, v_shaped=bent)
 
 
 def split_of(
@@ -21,16 +29,19 @@ def split_of(
     first: int | None = None,
     last: int | None = None,
     mtp: int | None = None,
+    *,
+    v_shaped: bool = False,
 ) -> PipelineSplit:
     """What each virtual stage of a model holds: as the notation says where there is one, else dealt evenly.
 
-    mtp: multi-token-prediction layers of the model; None takes whatever the notation places.
+    mtp: multi-token-prediction layers of the model; None takes whatever the notation places. v_shaped: the stream
+    comes back over the ranks, so that the first rank holds the first and the last stage.
 
     Raises: InputError with everything that does not fit: layout-value, pipeline-syntax, pipeline-order,
     pipeline-conflict, pipeline-stages, pipeline-layers, pipeline-mtp, and those of `balanced_split`.
     """
     if pipeline_layout is None:
-        return balanced_split(n_layers, pp, vpp, first, last, mtp or 0)
+        return balanced_split(n_layers, pp, vpp, first, last, mtp or 0, v_shaped=v_shaped)
     sizes = _size_problems({"layers": n_layers, "pp": pp, "vpp": vpp})
     split, problems = read_layout(pipeline_layout)
     problems += [_conflict(name) for name, count in ((FIRST, first), (LAST, last)) if count is not None]
@@ -42,7 +53,14 @@ def split_of(
 
 
 def balanced_split(
-    n_layers: int, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None, mtp: int = 0
+    n_layers: int,
+    pp: int,
+    vpp: int = 1,
+    first: int | None = None,
+    last: int | None = None,
+    mtp: int = 0,
+    *,
+    v_shaped: bool = False,
 ) -> PipelineSplit:
     """Layers dealt evenly over pp * vpp virtual stages, the extra ones to stages in the middle.
 
@@ -60,7 +78,8 @@ def balanced_split(
         raise InputError(problems)
     ranks = {0 if name == FIRST else pp - 1: count for name, count in fixed.items()}
     rest = iter(deal_evenly(n_layers - sum(ranks.values()), (pp - len(ranks)) * vpp))
-    counts = [ranks[v % pp] // vpp if v % pp in ranks else next(rest) for v in range(pp * vpp)]
+    order = stages_on_ranks(pp, vpp, v_shaped=v_shaped)
+    counts = [ranks[rank] // vpp if rank in ranks else next(rest) for rank in order]
     end = len(counts) - 1
     return PipelineSplit(tuple(StageSpec(v == 0, n, mtp * (v == end), v == end) for v, n in enumerate(counts)))
 

@@ -1,4 +1,4 @@
-"""What a prediction is made under: target, profile, efficiency law."""
+"""What a prediction is made under: a target, and how software runs on it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,89 @@ import attrs
 
 from stepgraph.errors import refuse, together
 from stepgraph.hwtargets.target import Target
+from stepgraph.passes.launch import Launching, launch_name, launching
+from stepgraph.passes.overlap.policies import Policy, parse_policy
+from stepgraph.passes.pipeline.modes import Mode, parse_mode
 from stepgraph.passes.profiles import Profile, profile_of
 
 ETA_LAWS = ("constant", "shape")
 
+AUTO = "auto"
+"""Transfers between stages as the framework that a schedule comes from issues them."""
+
 
 @attrs.frozen
 class Setting:
-    """Target, profile and efficiency law, resolved.
+    """Target, profile, efficiency law, launch model, overlap and point-to-point mode, resolved.
 
     eta: "constant" (one efficiency per named op, the source text's way) or "shape" (tiles, waves and HBM side).
+    launch: "additive", "host" or "both"; cuda_graphs: whether the host issues graphs instead of kernels. overlap: which
+    collectives run under computation. p2p: how a pipeline's transfers are issued; None is what is usual for its schedule.
     """
 
     target: Target
     profile: Profile
     eta: str = "constant"
+    launch: str = "both"
+    cuda_graphs: bool = False
+    overlap: Policy = Policy()
+    p2p: Mode | None = None
+
+    @property
+    def launching(self) -> Launching:
+        """What launches cost here. Raises: InputError (launch)."""
+        return launching(self.target, self.launch, cuda_graphs=self.cuda_graphs)
 
 
-def setting(target: Target, profile: str = "reference", eta: str = "constant") -> Setting:
-    """A setting from names. Raises: InputError for an unknown profile or law."""
-    return Setting(target, *how(profile, eta))
+@attrs.frozen
+class Software:
+    """What of a setting is no machine: see `Setting`."""
+
+    profile: Profile
+    eta: str = "constant"
+    launch: str = "both"
+    cuda_graphs: bool = False
+    overlap: Policy = Policy()
+    p2p: Mode | None = None
+
+    def on(self, target: Target) -> Setting:
+        """The setting on a target. Raises: InputError (launch) when the target lacks a figure that is needed."""
+        launching(target, self.launch, cuda_graphs=self.cuda_graphs)
+        return Setting(target, self.profile, self.eta, self.launch, self.cuda_graphs, self.overlap, self.p2p)
 
 
-def how(profile: str, eta: str) -> tuple[Profile, str]:
-    """What of a setting is no machine. Raises: InputError for an unknown profile or law, or for both."""
-    chosen, law = together(lambda: profile_of(profile), lambda: _law(eta))
-    return chosen, law
+def software(
+    profile: str = "reference",
+    eta: str = "constant",
+    launch: str = "both",
+    *,
+    cuda_graphs: bool = False,
+    overlap: str = "none",
+    p2p: str = AUTO,
+) -> Software:
+    """How software runs, from names. Raises: InputError for unknown names, all of them at once."""
+    rows, law, launches, policy, mode = together(
+        lambda: profile_of(profile),
+        lambda: _law(eta),
+        lambda: launch_name(launch, cuda_graphs=cuda_graphs),
+        lambda: parse_policy(overlap),
+        lambda: None if p2p == AUTO else parse_mode(p2p),
+    )
+    return Software(rows, law, launches, cuda_graphs, policy, mode)
+
+
+def setting(
+    target: Target,
+    profile: str = "reference",
+    eta: str = "constant",
+    launch: str = "both",
+    *,
+    cuda_graphs: bool = False,
+    overlap: str = "none",
+    p2p: str = AUTO,
+) -> Setting:
+    """A setting from names. Raises: InputError for unknown names, all of them at once."""
+    return software(profile, eta, launch, cuda_graphs=cuda_graphs, overlap=overlap, p2p=p2p).on(target)
 
 
 def _law(eta: str) -> str:

@@ -38,13 +38,13 @@ def collective_s(op: Op, size_bytes: int, target: Target, geometry: GroupGeometr
     return pieces * rings * ring_s(target, geometry, piece)
 
 
-def crosses_domain(axis: Axis, index: int, domain: int) -> bool:
-    """Whether any rank of position `index` on the axis sits in another scale-up domain than its next neighbour."""
-    first = index * axis.stride
-    return any(rank // domain != (rank + axis.stride) // domain for rank in range(first, first + axis.stride))
+def crosses_domain(axis: Axis, index: int, to: int, domain: int) -> bool:
+    """Whether any rank of position `index` on the axis sits in another scale-up domain than its peer at `to`."""
+    first, apart = index * axis.stride, (to - index) * axis.stride
+    return any(rank // domain != (rank + apart) // domain for rank in range(first, first + axis.stride))
 
 
-def hop_s(op: Op, size_bytes: int, target: Target, index: int = 0) -> float:
-    """Seconds to hand a tensor from stage `index` to the next (or back)."""
-    crosses = crosses_domain(op.group[0], index, target.scale_up.ranks)
+def hop_s(op: Op, size_bytes: int, target: Target, index: int = 0, to: int | None = None) -> float:
+    """Seconds to hand a tensor from position `index` of the pipeline to position `to`: the next one, if not given."""
+    crosses = crosses_domain(op.group[0], index, index + 1 if to is None else to, target.scale_up.ranks)
     return point_to_point_s(target, crosses, size_bytes)

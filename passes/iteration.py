@@ -2,94 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
-import numpy as np
 
 from stepgraph.errors import refuse
-from stepgraph.ir.op import Phase
-from stepgraph.ir.program import Program, SeamGroups, Stage, seam_graph
-from stepgraph.ir.table import row_of
+from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
-from stepgraph.passes.buckets import Buckets, gather_buckets
-from stepgraph.passes.collective import hop_s
-from stepgraph.passes.costing import Costs, costs
-from stepgraph.passes.launch import launch_s
-from stepgraph.passes.pipeline.orders import one_f_one_b
-from stepgraph.passes.pipeline.simulation import PipelineRun, RankRun, simulate
+from stepgraph.passes.buckets import Buckets
+from stepgraph.passes.costing import costs
+from stepgraph.passes.hops import hops_s
+from stepgraph.passes.parts import Part, StageCost, joined_chunks
+from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
+from stepgraph.passes.pipeline.modes import Mode, usual_mode
+from stepgraph.passes.pipeline.schedules import schedule_of
+from stepgraph.passes.pipeline.simulation import simulate_schedule
+from stepgraph.passes.pipeline.timing import Timing
 from stepgraph.passes.seating import seat
+from stepgraph.passes.stagecosts import cost_stages
 
 MOST_SLOTS = 400_000
 """Stages x micro-batches that are simulated event by event; about three seconds."""
 
 
 @attrs.frozen
-class Part:
-    """What one phase of a template (or of a stage) costs: seconds by bucket, and counts."""
-
-    buckets: Buckets = Buckets()
-    kernels: int = 0
-    flops: int = 0
-    hbm_bytes: int = 0
-    comm_bytes: int = 0
-    roofline_s: float = 0.0
-
-    @property
-    def time_s(self) -> float:
-        """Seconds, launches included."""
-        return self.buckets.total
-
-    def __add__(self, other: Part) -> Part:
-        return Part(
-            self.buckets + other.buckets,
-            self.kernels + other.kernels,
-            self.flops + other.flops,
-            self.hbm_bytes + other.hbm_bytes,
-            self.comm_bytes + other.comm_bytes,
-            self.roofline_s + other.roofline_s,
-        )
-
-    def __mul__(self, times: int) -> Part:
-        return Part(
-            self.buckets * times,
-            self.kernels * times,
-            self.flops * times,
-            self.hbm_bytes * times,
-            self.comm_bytes * times,
-            self.roofline_s * times,
-        )
-
-
-@attrs.frozen
-class StageCost:
-    """One stage: forward and backward of a micro-batch, and the step before and after the gradient norm.
-
-    All stages wait for each other at the norm, so what lies before it and after it is kept apart.
-    """
-
-    forward: Part
-    backward: Part
-    before_norm: Part
-    after_norm: Part
-
-    @property
-    def micro_batch(self) -> Part:
-        """Forward and backward together."""
-        return self.forward + self.backward
-
-    @property
-    def step(self) -> Part:
-        """What runs once per step."""
-        return self.before_norm + self.after_norm
-
-
-@attrs.frozen
 class Iteration:
     """The time of one step.
 
-    step_s: simulated. closed_form_s: (n + P - 1) x mean stage time + the longest step part. pipeline: the run.
-    buckets: seconds by cause for every stage; each adds up to step_s.
+    step_s: simulated. closed_form_s: see `closed_form_s`. pipeline: the run. stages: what every virtual stage costs;
+    ranks: the same per pipeline rank, its chunks together. buckets: seconds by cause for every rank; each adds up to
+    step_s.
     """
 
     step_s: float
@@ -97,13 +39,36 @@ class Iteration:
     bubble_closed_form: float
     bubble_simulated: float
     stages: tuple[StageCost, ...]
+    ranks: tuple[StageCost, ...]
     pipeline: PipelineRun
     buckets: tuple[Buckets, ...]
 
     @property
     def slowest(self) -> int:
-        """The stage with the most work per micro-batch: the one that the others wait for."""
-        return max(range(len(self.stages)), key=lambda i: (self.stages[i].micro_batch.time_s, -i))
+        """The pipeline rank with the most work per micro-batch: the one that the others wait for."""
+        return max(range(len(self.ranks)), key=lambda i: (self.ranks[i].micro_batch.time_s, -i))
+
+
+@attrs.frozen
+class Pipelining:
+    """How stages share a pipeline: the schedule's name, the rank of every stage, and how transfers are issued.
+
+    mode: None takes what the framework that the schedule comes from does by default (`usual_mode`).
+    """
+
+    schedule: str
+    owners: tuple[int, ...]
+    mode: Mode | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return max(self.owners) + 1
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages per rank."""
+        return len(self.owners) // self.ranks
 
 
 def iterate(program: Program, setting: Setting) -> Iteration:
@@ -115,132 +80,86 @@ def iterate(program: Program, setting: Setting) -> Iteration:
     setting = seat(setting, program)
     costed = {graph.name: costs(graph, setting) for graph in program.templates}
     stages = cost_stages(program, costed, setting)
-    forward, backward = _hops(program, costed, setting)
-    return time_step(stages, program.microbatches, forward, backward)
-
-
-def cost_stages(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[StageCost, ...]:
-    """Stage totals: every template once, times how often the stage runs it."""
-    parts = {name: _template_parts(cost, setting) for name, cost in costed.items()}
-    seams = {(seam.left, seam.right): _seam_parts(program, seam, setting) for seam in program.seam_groups}
-    totals = {stage: _stage(stage, parts, seams) for stage in dict.fromkeys(program.stages)}
-    return tuple(totals[stage] for stage in program.stages)
-
-
-_Parts = tuple[Part, Part, Part, Part]
-
-
-def _stage(stage: Stage, parts: Mapping[str, _Parts], seams: Mapping[tuple[str, str], _Parts]) -> StageCost:
-    """Sum of the stage's layers, plus what kernels across its seams change."""
-    forward = backward = Part()
-    for run in stage.runs:
-        forward += parts[run.template][0] * run.count
-        backward += parts[run.template][1] * run.count
-    for seam in stage.seams if seams else ():
-        change = seams.get((seam.left, seam.right))
-        if change is not None:
-            forward += change[0] * seam.count
-            backward += change[1] * seam.count
-    return StageCost(forward, backward, *parts[stage.step][2:])
-
-
-def _seam_parts(program: Program, seam: SeamGroups, setting: Setting) -> _Parts:
-    """What the kernels across a seam change: both layers with them, minus both layers without."""
-    fused = seam_graph(program, seam.left, seam.right)
-    joined = seam_graph(attrs.evolve(program, seam_groups=()), seam.left, seam.right)
-    after, before = _template_parts(costs(fused, setting), setting), _template_parts(costs(joined, setting), setting)
-    return (
-        after[0] + before[0] * -1,
-        after[1] + before[1] * -1,
-        after[2] + before[2] * -1,
-        after[3] + before[3] * -1,
-    )
-
-
-def _template_parts(cost: Costs, setting: Setting) -> _Parts:
-    """Forward, backward, and the step up to and after the gradient norm."""
-    ops = cost.graph.ops
-    norm = max((i for i, op in enumerate(ops) if row_of(op.kind).awaited), default=len(ops))
-    forward = [i for i, op in enumerate(ops) if op.phase is Phase.FORWARD]
-    backward = [i for i, op in enumerate(ops) if op.phase is Phase.BACKWARD]
-    step = [i for i, op in enumerate(ops) if op.phase is Phase.STEP]
-    before, after = [i for i in step if i <= norm], [i for i in step if i > norm]
-    return (
-        part_of(cost, forward, setting),
-        part_of(cost, backward, setting),
-        part_of(cost, before, setting),
-        part_of(cost, after, setting),
-    )
-
-
-def part_of(cost: Costs, chosen: Sequence[int], setting: Setting) -> Part:
-    """Sum the costs of some ops of a graph, by position."""
-    ops = [cost.graph.ops[i] for i in chosen]
-    index = np.array(chosen, dtype=np.int64)
-    kernels = int(cost.kernels[index].sum())
-    buckets = gather_buckets(ops, cost.time_s[index].tolist()) + Buckets(launch=launch_s(kernels, setting.target))
-    columns = (cost.flops, cost.hbm_bytes, cost.comm_bytes)
-    flops, hbm, comm = (sum(column[index].tolist()) for column in columns)  # Python's integers do not wrap
-    return Part(buckets, kernels, flops, hbm, comm, float(cost.roofline_s[index].sum()))
-
-
-def _hops(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[list[float], list[float]]:
-    """Seconds of every stage boundary, forwards and backwards."""
-    boundaries = len(program.stages) - 1
-    if not boundaries:
-        return [], []
-    send = costed["send"]
-    return (
-        [_hop(send, 0, index, setting) for index in range(boundaries)],
-        [_hop(send, 1, index, setting) for index in range(boundaries)],
-    )
-
-
-def _hop(cost: Costs, position: int, boundary: int, setting: Setting) -> float:
-    return hop_s(cost.graph.ops[position], int(cost.comm_bytes[position]), setting.target, boundary)
+    forward, backward = hops_s(program, costed, setting)
+    pipelining = Pipelining(program.schedule, tuple(stage.rank for stage in program.stages), setting.p2p)
+    return time_step(stages, program.microbatches, forward, backward, pipelining)
 
 
 def time_step(
-    stages: Sequence[StageCost], microbatches: int, hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]
+    stages: Sequence[StageCost],
+    microbatches: int,
+    hops_forward_s: Sequence[float],
+    hops_backward_s: Sequence[float],
+    pipelining: Pipelining | None = None,
 ) -> Iteration:
-    """Put costed stages through 1F1B and the step that follows it.
+    """Put costed stages through a pipeline (1F1B, one stage per rank, unless told) and the step that follows it.
 
-    step = max over stages of (pipeline end + before the norm), then the longest part after the norm.
+    step = max over ranks of (pipeline end + before the norm), then the longest part after the norm.
     """
-    if len(stages) * microbatches > MOST_SLOTS:
-        what = f"{microbatches} micro-batches on {len(stages)} stages"
-        limit = MOST_SLOTS // len(stages)
-        raise refuse(
-            "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
-        )
-    order = one_f_one_b(len(stages), microbatches)
-    forward = [stage.forward.time_s for stage in stages]
-    backward = [stage.backward.time_s for stage in stages]
-    run = simulate(order, forward, backward, hops_forward_s, hops_backward_s)
-    norm_s = max(rank.end_s + stage.before_norm.time_s for rank, stage in zip(run.ranks, stages, strict=True))
-    step_s = norm_s + max(stage.after_norm.time_s for stage in stages)
+    how = pipelining or Pipelining("1f1b", tuple(range(len(stages))))
+    _check_size(len(stages), microbatches)
+    run = simulate_schedule(
+        schedule_of(how.schedule),
+        how.ranks,
+        how.chunks,
+        microbatches,
+        timing_of(stages, hops_forward_s, hops_backward_s),
+        how.mode or usual_mode(how.schedule),
+    )
+    ranks = [
+        joined_chunks(stage for stage, owner in zip(stages, how.owners, strict=True) if owner == rank)
+        for rank in range(how.ranks)
+    ]
+    norm_s = max(rank.end_s + cost.before_norm.time_s for rank, cost in zip(run.ranks, ranks, strict=True))
+    step_s = norm_s + max(cost.after_norm.time_s for cost in ranks)
+    busiest = microbatches * max(cost.micro_batch.time_s for cost in ranks)
     return Iteration(
         step_s,
-        closed_form_s(stages, microbatches),
-        (len(stages) - 1) / microbatches,
-        max(0.0, run.makespan_s / (microbatches * max(map(sum, zip(forward, backward, strict=True)))) - 1),
+        closed_form_s(ranks, microbatches, how.chunks),
+        (how.ranks - 1) / (microbatches * how.chunks),
+        max(0.0, run.makespan_s / busiest - 1),
         tuple(stages),
+        tuple(ranks),
         run,
-        tuple(_fill(stage, rank, microbatches, step_s) for stage, rank in zip(stages, run.ranks, strict=True)),
+        tuple(_fill(cost, rank, microbatches, step_s) for cost, rank in zip(ranks, run.ranks, strict=True)),
     )
 
 
-def closed_form_s(stages: Sequence[StageCost], microbatches: int) -> float:
-    """The source's sum: n t + (P - 1) t + the step, with t the mean stage time of a micro-batch.
+def timing_of(
+    stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]
+) -> Timing:
+    """Seconds of every computation and transfer of a pipeline."""
+    return Timing(
+        forward_s=tuple(stage.forward.time_s for stage in stages),
+        backward_s=tuple(stage.backward.time_s for stage in stages),
+        weight_s=tuple(min(stage.weight_s, stage.backward.time_s) for stage in stages),
+        hop_forward_s=tuple(hops_forward_s),
+        hop_backward_s=tuple(hops_backward_s),
+    )
 
-    It spreads all layers evenly and knows no transfers, so it equals the simulation only for equal stages.
+
+def _check_size(stages: int, microbatches: int) -> None:
+    """Raises: InputError (too-many-micro-batches)."""
+    if stages * microbatches > MOST_SLOTS:
+        what, limit = f"{microbatches} micro-batches on {stages} stages", MOST_SLOTS // stages
+        raise refuse(
+            "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
+        )
+
+
+def closed_form_s(ranks: Sequence[StageCost], microbatches: int, chunks: int = 1) -> float:
+    """The source's sum: n t + (P - 1) t / V + the step, with t the mean time of a micro-batch on a rank.
+
+    It spreads all layers evenly and knows no transfers, so it equals the simulation only for equal stages, and for
+    schedules whose bubble it is.
     """
-    mean = sum(stage.micro_batch.time_s for stage in stages) / len(stages)
-    return (microbatches + len(stages) - 1) * mean + max(stage.step.time_s for stage in stages)
+    mean = sum(rank.micro_batch.time_s for rank in ranks) / len(ranks)
+    bubble = (len(ranks) - 1) / chunks
+    return (microbatches + bubble) * mean + max(rank.step.time_s for rank in ranks)
 
 
-def _fill(stage: StageCost, rank: RankRun, microbatches: int, step_s: float) -> Buckets:
-    work = stage.micro_batch.buckets * microbatches + stage.step.buckets
+def _fill(cost: StageCost, rank: RankRun, microbatches: int, step_s: float) -> Buckets:
+    work = cost.micro_batch.buckets * microbatches + cost.step.buckets
     pipeline = Buckets(pp_transfer=rank.transfer_s, pp_wait=rank.wait_s)
     busy = work + pipeline
     return busy + Buckets(idle=max(0.0, step_s - busy.total))

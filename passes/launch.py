@@ -1,16 +1,60 @@
-"""kernels: how many a block launches (kappa), and what the launches cost.
+"""launch: how many kernels a block launches (kappa), and what the launches cost: gaps on the device, and a host floor.
 
-Source: How to Think About Asymptotic Times, section 8: T_kl = L kappa t_launch.
+Source: How to Think About Asymptotic Times, section 8, for the additive tax: T_kl = L kappa t_launch.
 """
 
 from __future__ import annotations
 
-import attrs
+from collections.abc import Sequence
 
+import attrs
+import numpy as np
+
+from stepgraph.errors import did_you_mean, refuse
 from stepgraph.hwtargets.target import Target
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Phase
 from stepgraph.passes.profiles import Profile, kernels_of
+
+LAUNCHES = ("additive", "host", "both")
+"""Launch models by name: a gap per kernel on the device, a floor from the host's queue, or both."""
+
+
+@attrs.frozen
+class Launching:
+    """What launches cost under one model on one target.
+
+    gap_s: device seconds added to every kernel. issue_s: host seconds to issue one kernel; the device idles when it is
+    done with all that was issued.
+    Source: facts on either are figures of the target (`launch.gap_s`, `launch.host_issue_s`, `launch.graph_node_s`).
+    """
+
+    name: str
+    gap_s: float
+    issue_s: float
+
+
+def launch_name(name: str, *, cuda_graphs: bool = False) -> str:
+    """The name of a launch model. Raises: InputError (launch) for an unknown one, or CUDA graphs without a host."""
+    if name not in LAUNCHES:
+        raise refuse("launch", "--launch", f"no launch model {name!r}", ", ".join(LAUNCHES), did_you_mean(name, LAUNCHES))
+    if cuda_graphs and name == "additive":
+        what = "CUDA graphs shorten the host's work, which the additive model does not have"
+        raise refuse("launch", "--cuda-graphs", what, "launch host or both")
+    return name
+
+
+def launching(target: Target, name: str = "both", *, cuda_graphs: bool = False) -> Launching:
+    """The launch model of that name on a target. cuda_graphs: the host issues whole graphs, whose nodes cost it little.
+
+    Raises: InputError (launch): as `launch_name`, or for CUDA graphs on a target that has no figure for them.
+    """
+    launch_name(name, cuda_graphs=cuda_graphs)
+    issue_s = target.launch.graph_node_s if cuda_graphs else target.launch.host_issue_s
+    if issue_s is None:
+        what = f"target {target.name} has no figure for a node of a CUDA graph"
+        raise refuse("launch", "--cuda-graphs", what, "launch.graph_node_s in the target file")
+    return Launching(name, 0.0 if name == "host" else target.launch.gap_s, 0.0 if name == "additive" else issue_s)
 
 
 @attrs.frozen
@@ -35,6 +79,57 @@ def kappa(graph: Graph, profile: Profile) -> Kappa:
     return Kappa(counts[Phase.FORWARD], counts[Phase.BACKWARD], counts[Phase.STEP])
 
 
-def launch_s(kernels: int, target: Target) -> float:
-    """The additive launch tax: kernels x the device gap of the target."""
-    return kernels * target.launch.gap_s
+@attrs.frozen
+class Stretch:
+    """Work that the host issues without waiting for the device: a (max, +) law of two clocks.
+
+    issue_s: what the host needs to issue it. device_s: what the device needs when nothing holds it up. reach_s: when
+    the device ends if only the host holds it up, counted from the host's start; minus infinity for no kernel.
+    Formula: reach = max over kernels i of (issue time of kernels up to i + device time from i on).
+    """
+
+    issue_s: float = 0.0
+    device_s: float = 0.0
+    reach_s: float = float("-inf")
+
+    def then(self, other: Stretch) -> Stretch:
+        """This stretch and another right after it, host and device each carrying on."""
+        return Stretch(
+            self.issue_s + other.issue_s,
+            self.device_s + other.device_s,
+            max(self.reach_s + other.device_s, self.issue_s + other.reach_s),
+        )
+
+    def times(self, count: int) -> Stretch:
+        """`count` of these in a row. The latest end is that of the first or of the last, whichever is held up more."""
+        if count == 0:
+            return Stretch()
+        more = max(self.issue_s, self.device_s)
+        return Stretch(count * self.issue_s, count * self.device_s, self.reach_s + (count - 1) * more)
+
+    @property
+    def dry_s(self) -> float:
+        """Seconds in which the device idles because its queue is empty, when both begin together."""
+        return max(0.0, self.reach_s - self.device_s)
+
+
+def stretch_of(kernels: Sequence[int], seconds: Sequence[float], launch: Launching) -> Stretch:
+    """The stretch of ops in their order.
+
+    kernels, seconds: launches of each op and its time on the device, gaps included; kernels of one op share its time
+    evenly. Source: the (max, +) recurrence end_i = max(end_(i-1), issued_i) + seconds_i of a queue with one server.
+    """
+    if not launch.issue_s or not len(kernels):
+        return Stretch(0.0, float(np.sum(seconds)))
+    count, time_s = np.asarray(kernels, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
+    issued = count.cumsum() * launch.issue_s
+    total = float(time_s.sum())
+    after = total - time_s.cumsum()
+    launched = count > 0
+    if not launched.any():
+        return Stretch(0.0, total)
+    each = np.divide(time_s, count, out=np.zeros_like(time_s), where=launched)
+    first = issued - (count - 1) * launch.issue_s + time_s  # held up at the op's first kernel
+    last = issued + each  # held up at its last
+    reach = float((np.maximum(first, last) + after)[launched].max())
+    return Stretch(float(issued[-1]), total, reach)

@@ -100,7 +100,7 @@ def _relief(findings: Findings) -> str:
 
 def _small_matmuls(iteration: Iteration) -> Iterator[str]:
     """GEMMs stay on the compute rule; with a constant efficiency a very small one is then too fast."""
-    part = iteration.stages[iteration.slowest].micro_batch
+    part = iteration.ranks[iteration.slowest].micro_batch
     busy = part.buckets.gemm + part.buckets.attention + part.buckets.hbm
     if part.roofline_s > busy:
         yield (
@@ -110,13 +110,14 @@ def _small_matmuls(iteration: Iteration) -> Iterator[str]:
 
 
 def _bubble(iteration: Iteration, n: int) -> Iterator[str]:
-    stages = len(iteration.stages)
+    stages, chunks = len(iteration.ranks), len(iteration.stages) // len(iteration.ranks)
     if stages == 1 or n >= 4 * stages:
         return
     bound = "2P" if n < 2 * stages else "4P"
+    form = "(P - 1)/n" if chunks == 1 else "(P - 1)/(n V)"
     yield (
         f"bubble: n = {n} micro-batches are fewer than {bound} = {int(bound[0]) * stages}: the pipeline idles "
-        f"(P - 1)/n = {iteration.bubble_closed_form:.0%} on top of the work ({iteration.bubble_simulated:.0%} simulated); "
+        f"{form} = {iteration.bubble_closed_form:.0%} on top of the work ({iteration.bubble_simulated:.0%} simulated); "
         "raise the global batch or lower the micro-batch or pp"
     )
 
@@ -124,7 +125,7 @@ def _bubble(iteration: Iteration, n: int) -> Iterator[str]:
 def _stages(iteration: Iteration, uneven_layers: str) -> Iterator[str]:
     if uneven_layers:
         yield uneven_layers
-    times = [stage.micro_batch.time_s for stage in iteration.stages]
+    times = [rank.micro_batch.time_s for rank in iteration.ranks]
     mean, longest = sum(times) / len(times), max(times)
     if longest <= (1 + UNEVEN_SHARE) * mean:
         return
@@ -135,7 +136,7 @@ def _stages(iteration: Iteration, uneven_layers: str) -> Iterator[str]:
 
 
 def _launches(iteration: Iteration) -> Iterator[str]:
-    buckets = iteration.stages[iteration.slowest].micro_batch.buckets
+    buckets = iteration.ranks[iteration.slowest].micro_batch.buckets
     share = buckets.launch / buckets.total
     if share > LAUNCH_SHARE:
         yield (

@@ -14,7 +14,7 @@ from stepgraph.errors import refuse
 from stepgraph.hwtargets.reading import load_target
 from stepgraph.hwtargets.target import Target
 from stepgraph.ir.graph import Graph
-from stepgraph.ir.program import Program, Stage, shown_runs
+from stepgraph.ir.program import Program, shown_runs
 from stepgraph.ir.rewriting import Rewrite
 from stepgraph.lowering.huggingface import load_model
 from stepgraph.lowering.layout import Layout
@@ -27,6 +27,7 @@ from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
 from stepgraph.passes.modelflops import Mfu, count_flops, count_params, mfu
 from stepgraph.passes.seating import seat, seating_note
+from stepgraph.overlapping import check_overlap, communication_of
 from stepgraph.report import BackwardOverForward, Bubble, Prediction, StageReport
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def predict(
     fusions: str | Sequence[AnyRule] = "none",
     profile: str = "reference",
     eta: str = "constant",
+    launch: str = "both",
+    cuda_graphs: bool = False,
+    overlap: str = "none",
+    p2p: str = "auto",
     rank: int | None = None,
 ) -> Prediction:
     """Predict one training step.
@@ -48,16 +53,27 @@ def predict(
     model, target: what `load_model` and `load_target` return, or the names or paths that they take. fusions: rules to
     fuse by, or what names them: a set, a file that ends in .py, or several with commas. profile: "reference" or "exact"
     HBM passes. eta: "constant" per named op or the "shape" law. rank: whose buckets to show (default: a rank of the
-    slowest stage). Raises: InputError for an impossible layout or unknown names.
+    slowest stage). launch: "additive", "host" or "both", with or without cuda_graphs. overlap: a policy such as
+    "megatron" or its flags. p2p: how transfers between stages are issued; "auto" is what is usual for the schedule.
+    Raises: InputError for an impossible layout or unknown names.
     """
     rules = () if fusions in ("none", ()) else _rules(fusions)  # most predictions fuse nothing, and need not import it
     model = model if isinstance(model, Model) else load_model(model)
     target = target if isinstance(target, Target) else load_target(target)
+    chosen = setting(target, profile, eta, launch, cuda_graphs=cuda_graphs, overlap=overlap, p2p=p2p)
+    return predict_under(model, layout, chosen, rules, rank)
+
+
+def predict_under(
+    model: Model, layout: Layout, machine: Setting, rules: Sequence[AnyRule] = (), rank: int | None = None
+) -> Prediction:
+    """Predict one training step under a whole setting: see `predict`. Raises: InputError."""
     layout, notes = modelled_layout(layout, model)
+    check_overlap(machine.overlap, layout, model)
     shown = _stage_of(rank, layout)
     program = lower(model, layout)
-    chosen = seat(setting(target, profile, eta), program)
-    notes = (*notes, *seating_note(target, chosen.target), *dropping_note(layout))
+    chosen = seat(machine, program)
+    notes = (*notes, *seating_note(machine.target, chosen.target), *dropping_note(layout))
     if rules:
         from stepgraph.soundfusing import fuse_soundly
 
@@ -85,14 +101,6 @@ def _rewrite_notes(rules: Sequence[AnyRule]) -> tuple[str, ...]:
 def modelled_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
     """The resolved layout and what was decided for the user. Raises: InputError also for what has no time model yet."""
     layout, notes = resolve_layout(layout, model)
-    if layout.vpp > 1:
-        raise refuse(
-            "layout-not-modelled",
-            "vpp",
-            "the interleaved schedule is not modelled yet",
-            "1",
-            f"`stepgraph graph --list --vpp {layout.vpp}` shows the chunks",
-        )
     return layout, notes
 
 
@@ -145,7 +153,7 @@ def _assemble(
     notes: tuple[str, ...],
 ) -> Prediction:
     assert layout.global_batch is not None and layout.seq is not None  # resolved
-    cost = iteration.stages[stage]
+    cost = iteration.ranks[stage]
     tokens_per_s = layout.global_batch * layout.seq / iteration.step_s
     parts = count_parts(model, 1, layout.seq, layout.mtp)
     n = program.microbatches
@@ -171,7 +179,12 @@ def _assemble(
         params=count_params(parts),
         kernels_per_rank=n * cost.micro_batch.kernels + cost.step.kernels,
         backward_over_forward=_backward_over_forward(iteration.stages),
-        stages=tuple(_stage(i, s, program, iteration) for i, s in enumerate(program.stages)),
+        launch=chosen.launch,
+        cuda_graphs=chosen.cuda_graphs,
+        overlap=chosen.overlap.name,
+        p2p_mode=iteration.mode.name,
+        communication_s=communication_of(iteration, stage),
+        stages=tuple(_stage(rank, program, iteration) for rank in range(layout.pp)),
         all_to_alls=found,
         warnings=(*model.warnings, *mtp_warnings(layout, model), *advise(iteration, findings)),
         notes=notes,
@@ -195,15 +208,19 @@ def _backward_over_forward(stages: tuple[StageCost, ...]) -> BackwardOverForward
     )
 
 
-def _stage(index: int, stage: Stage, program: Program, iteration: Iteration) -> StageReport:
-    cost = iteration.stages[index]
+def _stage(index: int, program: Program, iteration: Iteration) -> StageReport:
+    cost, run = iteration.ranks[index], iteration.pipeline.ranks[index]
     return StageReport(
         stage=index,
-        runs=shown_runs(stage.runs),
+        runs=" | ".join(shown_runs(chunk.runs) for chunk in program.chunks_of(index)),
         forward_s=cost.forward.time_s,
         backward_s=cost.backward.time_s,
         step_s=cost.step.time_s,
         kernels_forward=cost.forward.kernels,
         kernels_backward=cost.backward.kernels,
+        wait_send_s=run.wait_send_s,
+        wait_recv_s=run.wait_recv_s,
+        longest_wait_s=run.longest_wait_s,
+        peak_micro_batches=run.peak_microbatches,
         buckets_s=iteration.buckets[index],
     )

@@ -30,8 +30,32 @@ class BackwardOverForward:
 
 
 @attrs.frozen
+class Exposure:
+    """Seconds of one communicator per step on one rank: total = hidden (under computation) + exposed."""
+
+    total: float
+    hidden: float
+    exposed: float
+
+
+@attrs.frozen
+class Communication:
+    """Every communicator of a rank. pp: transfers only; waiting for other stages is no communication."""
+
+    tp: Exposure
+    ep: Exposure
+    cp: Exposure
+    dp: Exposure
+    pp: Exposure
+
+
+@attrs.frozen
 class StageReport:
-    """One pipeline stage: what it runs, its seconds per micro-batch and per step, and where they go."""
+    """One pipeline rank: what it runs, its seconds per micro-batch and per step, and where they go.
+
+    runs: its chunks, with bars between them. wait_send_s, wait_recv_s: waiting in calls that end with a send or with a
+    receive; longest_wait_s: the longest of those. peak_micro_batches: the most micro-batches whose activations it holds.
+    """
 
     stage: int
     runs: str
@@ -40,6 +64,10 @@ class StageReport:
     step_s: float
     kernels_forward: int
     kernels_backward: int
+    wait_send_s: float
+    wait_recv_s: float
+    longest_wait_s: float
+    peak_micro_batches: float
     buckets_s: Buckets
 
 
@@ -47,7 +75,8 @@ class StageReport:
 class Prediction:
     """The step of one training run.
 
-    rank: whose buckets, roofline and kernels are shown. fusions: names of the fusion rules that were given, in order.
+    rank: whose buckets, roofline, kernels and communication are shown. launch, cuda_graphs, overlap, p2p_mode: how
+    software runs the step. fusions: names of the fusion rules that were given, in order.
     """
 
     model: str
@@ -69,6 +98,11 @@ class Prediction:
     params: Params
     kernels_per_rank: int
     backward_over_forward: BackwardOverForward
+    launch: str
+    cuda_graphs: bool
+    overlap: str
+    p2p_mode: str
+    communication_s: Communication
     stages: tuple[StageReport, ...]
     all_to_alls: tuple[Exchange, ...]
     warnings: tuple[str, ...]

@@ -83,6 +83,9 @@ def show_prediction(p: Prediction) -> None:
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
     show_table(console, _buckets(p, _bar(console)))
+    if p.overlap != "none":
+        console.print(f"\nCommunication of rank {p.rank} under overlap policy {p.overlap}:\n")
+        show_table(console, _communication(p))
     if len(p.stages) > 1:
         console.print("\nStages: forward, backward and kernels of one micro-batch, wait and idle of the step:\n")
         show_table(console, _stages(p))
@@ -97,6 +100,8 @@ def sizes_of(layout: Layout) -> Iterator[str]:
     yield from _unusual(layout, "cp", "ep", "etp")
     yield f"pp {layout.pp}"
     yield from _unusual(layout, "vpp")
+    if layout.schedule not in (None, "1f1b"):
+        yield str(layout.schedule)
     yield f"dp {layout.dp}"
     yield f"zero {layout.zero}"
     yield from _unusual(layout, "mtp", "capacity_factor", "expert_imbalance", "pad_vocab")
@@ -121,12 +126,16 @@ def _headline(p: Prediction) -> tuple[str, ...]:
         f"step            {seconds(p.step_time_s)}   ({closed} by the closed form: equal stages, free transfers)",
         f"throughput      {p.tokens_per_s:,.0f} tokens/s   {p.tokens_per_s_per_gpu:,.0f} per GPU",
         f"MFU             {p.mfu.model_flops:.1%} of model FLOPs   {p.mfu.active:.1%} by 6 N",
-        f"bubble          {p.bubble.simulated:.1%} simulated   {p.bubble.closed_form:.1%} by (P - 1)/n",
+        f"bubble          {p.bubble.simulated:.1%} simulated   {p.bubble.closed_form:.1%} by {_bubble_form(p)}",
         f"roofline        {seconds(p.roofline_s)}: what max(F/peak, B/beta) per op would have said",
         f"kernels         {p.kernels_per_rank:,} per rank and step",
         f"parameters      {_parameters(p.params)}",
         *([f"fusions         {_few(p.fusions)}; `stepgraph fuse` tells what each did"] if p.fusions else []),
     )
+
+
+def _bubble_form(p: Prediction) -> str:
+    return "(P - 1)/n" if p.layout.vpp == 1 else "(P - 1)/(n V)"
 
 
 def _few(names: Sequence[str]) -> str:
@@ -141,6 +150,15 @@ def _buckets(p: Prediction, bar: str) -> Table:
         if share > VISIBLE_SHARE:
             table.add_row(name, seconds(value), f"{share:.1%}", bar * round(40 * share))
     table.columns[-1].justify = "left"
+    return table
+
+
+def _communication(p: Prediction) -> Table:
+    """What each communicator takes, and how much of it runs under computation."""
+    table = new_table("communicator", "total", "hidden", "exposed")
+    for name, times in attrs.asdict(p.communication_s, recurse=False).items():
+        if times.total > VISIBLE_SHARE * p.step_time_s:
+            table.add_row(name, seconds(times.total), seconds(times.hidden), seconds(times.exposed))
     return table
 
 

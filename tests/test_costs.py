@@ -199,8 +199,8 @@ def test_a_data_parallel_ring_over_nodes_uses_the_nics_of_its_ranks() -> None:
     dp = Axis("dp", 4, 8)  # tp 8 fills a node, so each node has one rank of this group
     geometry = geometry_of((dp,), 8)
     assert (geometry.ranks_per_domain, geometry.domains) == (1, 4)
-    assert crosses_domain(Axis("pp", 2, 8), 0, 8)
-    assert not crosses_domain(Axis("pp", 8, 1), 3, 8)
+    assert crosses_domain(Axis("pp", 2, 8), 0, 1, 8)
+    assert not crosses_domain(Axis("pp", 8, 1), 3, 4, 8)
 
 
 def test_an_unknown_kind_is_an_error_with_a_suggestion() -> None:

@@ -17,6 +17,7 @@ from stepgraph.commands.options import (
     JSON_OPTION,
     LAYOUT_OPTIONS,
     MODEL_OPTIONS,
+    RUN_OPTIONS,
     fusions_option,
     layout_from,
     model_from,
@@ -44,7 +45,7 @@ PATIENCE_S = 2.0
 
 
 @click.command("fuse", epilog=EPILOG)
-@options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS)
+@options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS, RUN_OPTIONS)
 @fusions_option("basic")
 @click.option("--against", default="none", show_default=True, metavar="SET|FILE", help="Rules of the other side.")
 @click.option(
@@ -70,6 +71,10 @@ def command(
     target: str,
     profile: str,
     eta: str,
+    launch: str,
+    cuda_graphs: bool,
+    overlap: str,
+    p2p_mode: str,
     fusions: str,
     against: str,
     required: tuple[str, ...],
@@ -87,21 +92,21 @@ def command(
     """
     from stepgraph.commands.fusionchecks import bans_from, demands_from
     from stepgraph.commands.fusionrun import run_fusions
-    from stepgraph.passes.base import Setting, how
+    from stepgraph.passes.base import software
 
     if template is not None and svg is None:
         raise refuse("template", "--template", "nothing is drawn", "--svg FILE", "leave it out or add --svg")
-    model, chosen, machine, (rows, law), rules, others = together(
+    model, chosen, machine, runs, rules, others = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
         lambda: target_from(target),
-        lambda: how(profile, eta),
+        lambda: software(profile, eta, launch, cuda_graphs=cuda_graphs, overlap=overlap, p2p=p2p_mode),
         lambda: rules_from(fusions),
         lambda: rules_from(against),
     )
     demands, bans = together(lambda: demands_from(required, rules), lambda: bans_from(forbidden, rules))
     with patience(f"fusing {model.name} ..."):
-        run = run_fusions(model, chosen, Setting(machine, rows, law), (fusions, rules), (against, others))
+        run = run_fusions(model, chosen, runs.on(machine), (fusions, rules), (against, others))
     said = _answers(run, asked)
     if svg is not None:
         _draw(run, svg, template)

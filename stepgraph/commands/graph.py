@@ -71,19 +71,19 @@ def command(
     """
     from stepgraph.lowering.lowering import lower
     from stepgraph.lowering.mtpchecks import mtp_warnings
-    from stepgraph.passes.base import Setting, how
+    from stepgraph.passes.base import software
     from stepgraph.passes.costing import costs as cost_pass
     from stepgraph.passes.seating import seat
 
-    model, chosen_layout, machine, (rows, law), rules = together(
+    model, chosen_layout, machine, runs, rules = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
         lambda: target_from(target),
-        lambda: how(profile, eta),
+        lambda: software(profile, eta),
         lambda: rules_from(fusions),
     )
     program = _fused(lower(model, chosen_layout), rules)
-    chosen_setting = seat(Setting(machine, rows, law), program)
+    chosen_setting = seat(runs.on(machine), program)
     for text in (*model.warnings, *mtp_warnings(chosen_layout, model)):
         click.echo(f"warning: {text}", err=True)
     if list_only:

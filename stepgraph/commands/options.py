@@ -62,7 +62,10 @@ LAYOUT_OPTIONS = (
     click.option("--first-stage-layers", type=int, help="Layers of the first pipeline stage."),
     click.option("--last-stage-layers", type=int, help="Layers of the last pipeline stage."),
     click.option("--mtp", type=int, default=0, show_default=True, help="Multi-token prediction modules."),
-    click.option("--schedule", default="1f1b", show_default=True, help="Pipeline schedule."),
+    click.option(
+        "--schedule",
+        help="gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev or looped-bfs.  [default: 1f1b; interleaved if vpp > 1]",
+    ),
 )
 
 COST_OPTIONS = (
@@ -71,6 +74,29 @@ COST_OPTIONS = (
     ),
     click.option("--profile", default="reference", show_default=True, help="HBM passes: reference or exact."),
     click.option("--eta", default="constant", show_default=True, help="GEMM efficiency: constant per op, or shape."),
+)
+
+RUN_OPTIONS = (
+    click.option(
+        "--launch",
+        default="both",
+        show_default=True,
+        help="Launch cost: additive (a gap per kernel), host (idle when its queue runs dry), or both.",
+    ),
+    click.option("--cuda-graphs", is_flag=True, help="The host issues CUDA graphs instead of kernels."),
+    click.option(
+        "--overlap",
+        default="none",
+        show_default=True,
+        metavar="POLICY",
+        help="What hides communication: none, megatron, or flags such as overlap-grad-reduce,tp-comm-overlap.",
+    ),
+    click.option(
+        "--p2p-mode",
+        default="auto",
+        show_default=True,
+        help="Transfers between stages: async, blocking, overlap or joint:X; auto is what is usual for the schedule.",
+    ),
 )
 
 MODEL_OPTIONS = (

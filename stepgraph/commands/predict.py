@@ -12,6 +12,7 @@ from stepgraph.commands.options import (
     JSON_OPTION,
     LAYOUT_OPTIONS,
     MODEL_OPTIONS,
+    RUN_OPTIONS,
     fusions_option,
     layout_from,
     model_from,
@@ -28,11 +29,12 @@ Examples:
   stepgraph predict llama-3-70b --gpus 64 --tp 8 --pp 8 --global-batch 128 --target h200
   stepgraph predict config.json --set num_hidden_layers=4 --recompute full --json
   stepgraph predict llama-3-8b --fusions basic
+  stepgraph predict llama-3-70b --gpus 64 --tp 8 --pp 4 --vpp 4 --global-batch 64 --overlap megatron
 """
 
 
 @click.command("predict", epilog=EPILOG)
-@options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS)
+@options(MODEL_OPTIONS, LAYOUT_OPTIONS, COST_OPTIONS, RUN_OPTIONS)
 @fusions_option("none")
 @click.option("--rank", type=int, help="Whose time to break down.  [default: a rank of the slowest stage]")
 @click.option("--check", is_flag=True, help="Verify every graph first.")
@@ -43,6 +45,10 @@ def command(
     target: str,
     profile: str,
     eta: str,
+    launch: str,
+    cuda_graphs: bool,
+    overlap: str,
+    p2p_mode: str,
     fusions: str,
     rank: int | None,
     check: bool,
@@ -53,20 +59,20 @@ def command(
 
     CONFIG is a Hugging Face config.json or the name of a carried one (see `stepgraph models`).
     """
-    from stepgraph.passes.base import how
-    from stepgraph.prediction import predict
+    from stepgraph.passes.base import software
+    from stepgraph.prediction import predict_under
 
-    model, chosen, machine, _, rules = together(
+    model, chosen, machine, runs, rules = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
         lambda: target_from(target),
-        lambda: how(profile, eta),
+        lambda: software(profile, eta, launch, cuda_graphs=cuda_graphs, overlap=overlap, p2p=p2p_mode),
         lambda: rules_from(fusions),
     )
     if check:
         _verify(model, chosen)
     with rule_faults(rules):
-        prediction = predict(model, chosen, machine, fusions=rules, profile=profile, eta=eta, rank=rank)
+        prediction = predict_under(model, chosen, runs.on(machine), rules, rank)
     if as_json:
         click.echo(json.dumps(prediction.to_json(), indent=2, allow_nan=False))
         return

@@ -1,0 +1,204 @@
+"""Stage costs: every template costed once, times how often a stage runs it, plus what its seams and its host change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+
+import attrs
+import numpy as np
+
+from stepgraph.ir.graph import Graph
+from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.program import Program, Run, SeamGroups, Stage, seam_graph
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import row_of
+from stepgraph.passes.base import Setting
+from stepgraph.passes.buckets import Buckets, gather_buckets
+from stepgraph.passes.costing import Costs, Floats, costs
+from stepgraph.passes.launch import Launching, Stretch, stretch_of
+from stepgraph.passes.overlap.streams import Exposure
+from stepgraph.passes.overlap.templates import schedule_phase
+from stepgraph.passes.parts import Part, StageCost, counted, part_of
+
+
+@attrs.frozen
+class Pass:
+    """One pass (forward or backward) over a template: its part, and how its launches hold it up."""
+
+    part: Part
+    stretch: Stretch
+
+
+@attrs.frozen
+class TemplateCost:
+    """A template: forward, backward, the step up to and after the gradient norm.
+
+    weight_s: seconds of backward on which the gradient that leaves does not depend.
+    """
+
+    forward: Pass
+    backward: Pass
+    before_norm: Part
+    after_norm: Part
+    weight_s: float = 0.0
+
+
+_Seams = Mapping[tuple[str, str], TemplateCost]
+
+
+def cost_stages(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[StageCost, ...]:
+    """Stage totals, one per virtual stage; equal stages are summed once.
+
+    Time of a pass = sum over its ops, plus the time in which the host's queue runs dry. The host begins each pass of a
+    micro-batch together with the device: a pipeline's blocking calls, a loss that is read and a router's token counts
+    all make it wait.
+    """
+    found = {name: cost_template(cost, setting) for name, cost in costed.items()}
+    seams = {(seam.left, seam.right): _seam_cost(program, seam, setting) for seam in program.seam_groups}
+    totals = {stage: _stage(stage, found, seams) for stage in dict.fromkeys(program.stages)}
+    return tuple(totals[stage] for stage in program.stages)
+
+
+def cost_template(cost: Costs, setting: Setting) -> TemplateCost:
+    """What one execution of a template costs."""
+    ops = cost.graph.ops
+    norm = max((i for i, op in enumerate(ops) if row_of(op.kind).awaited), default=len(ops))
+    step = _positions(ops, Phase.STEP)
+    return TemplateCost(
+        _pass(cost, Phase.FORWARD, setting),
+        _pass(cost, Phase.BACKWARD, setting),
+        part_of(cost, [i for i in step if i <= norm], setting),
+        part_of(cost, [i for i in step if i > norm], setting),
+        part_of(cost, weight_positions(cost.graph), setting).time_s,
+    )
+
+
+def weight_positions(graph: Graph) -> list[int]:
+    """Positions of the backward ops on which the gradient that leaves the graph does not depend.
+
+    They make gradients of weights, and may run when nothing else is waited for.
+    """
+    wanted = {graph.ports.grad_leaves}
+    found = []
+    for position, op in reversed(list(enumerate(graph.ops))):
+        if op.phase is not Phase.BACKWARD:
+            continue
+        if any(tensor.name in wanted for tensor in op.outputs) or row_of(op.kind).rule is Rule.POINT_TO_POINT:
+            wanted.update(tensor.name for tensor in op.inputs)
+        else:
+            found.append(position)
+    return found[::-1]
+
+
+def _positions(ops: Sequence[Op], phase: Phase) -> list[int]:
+    return [i for i, op in enumerate(ops) if op.phase is phase]
+
+
+def _pass(cost: Costs, phase: Phase, setting: Setting) -> Pass:
+    """One pass, its collectives beside its computation as far as the policy has it so."""
+    launch = setting.launching
+    chosen = _positions(cost.graph.ops, phase)
+    alone_s = cost.time_s + cost.kernels * launch.gap_s
+    if not setting.overlap.overlaps:
+        return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], alone_s[chosen], launch))
+    found = schedule_phase(cost.graph, phase, alone_s.tolist(), setting.overlap, setting)
+    stretch = stretch_of(cost.kernels[chosen], found.op_s[chosen], launch)
+    return Pass(spent_part(cost, chosen, found.op_s, hidden_of(found.communicators), setting), stretch)
+
+
+def spent_part(cost: Costs, chosen: list[int], op_s: Floats, hidden: Buckets, setting: Setting) -> Part:
+    """A part whose ops take what a schedule says; of a collective's launch as much shows as of the collective."""
+    ops = [cost.graph.ops[i] for i in chosen]
+    gaps = cost.kernels * setting.launching.gap_s
+    alone_s = cost.time_s + gaps
+    shown = np.divide(op_s, alone_s, out=np.ones_like(op_s), where=alone_s > 0)
+    launch_s = gaps * np.minimum(shown, 1.0)
+    buckets = gather_buckets(ops, (op_s - launch_s)[chosen].tolist()) + Buckets(launch=float(launch_s[chosen].sum()))
+    return counted(cost, chosen, buckets, hidden)
+
+
+def hidden_of(communicators: Iterable[Exposure]) -> Buckets:
+    """What runs beside compute, by bucket."""
+    found = {exposure.name: exposure.hidden_s for exposure in communicators}
+    found["pp_transfer"] = found.pop("pp", 0.0)
+    return Buckets(**found)
+
+
+def _seam_cost(program: Program, seam: SeamGroups, setting: Setting) -> TemplateCost:
+    """What the kernels across a seam change: both layers with them, minus both layers without."""
+    fused = seam_graph(program, seam.left, seam.right)
+    joined = seam_graph(attrs.evolve(program, seam_groups=()), seam.left, seam.right)
+    after, before = cost_template(costs(fused, setting), setting), cost_template(costs(joined, setting), setting)
+    return TemplateCost(
+        _change(after.forward, before.forward, setting.launching),
+        _change(after.backward, before.backward, setting.launching),
+        after.before_norm + before.before_norm * -1,
+        after.after_norm + before.after_norm * -1,
+        after.weight_s - before.weight_s,
+    )
+
+
+def _change(after: Pass, before: Pass, launch: Launching) -> Pass:
+    """A difference moves both clocks; it holds nothing up by itself."""
+    part = after.part + before.part * -1
+    return Pass(part, Stretch(part.kernels * launch.issue_s, part.time_s))
+
+
+def _stage(stage: Stage, found: Mapping[str, TemplateCost], seams: _Seams) -> StageCost:
+    """Sum of the stage's layers, plus what kernels across its seams change, plus the waits for the host."""
+    forward, backward, weight_s = Part(), Part(), 0.0
+    for run in stage.runs:
+        cost = found[run.template]
+        forward += cost.forward.part * run.count
+        backward += cost.backward.part * run.count
+        weight_s += cost.weight_s * run.count
+    for seam in stage.seams if seams else ():
+        change = seams.get((seam.left, seam.right))
+        if change is not None:
+            forward += change.forward.part * seam.count
+            backward += change.backward.part * seam.count
+            weight_s += change.weight_s * seam.count
+    dry = [Part(Buckets(launch=_dry_s(stage.runs, found, seams, back=back))) for back in (False, True)]
+    step = found[stage.step]
+    return StageCost(forward + dry[0], backward + dry[1], step.before_norm, step.after_norm, max(0.0, weight_s))
+
+
+def _dry_s(runs: Sequence[Run], found: Mapping[str, TemplateCost], seams: _Seams, *, back: bool) -> float:
+    """Seconds that a whole pass of a stage waits for its host."""
+    stretches = (_stretch(cost, back=back) for cost in _in_order(runs, found, seams, back=back))
+    return reduce(Stretch.then, stretches, Stretch()).dry_s
+
+
+def _in_order(
+    runs: Sequence[Run], found: Mapping[str, TemplateCost], seams: _Seams, *, back: bool
+) -> Iterator[tuple[TemplateCost, TemplateCost | None, int]]:
+    """Layers in the order in which the pass meets them: each with the change of the seam behind it, and its count."""
+    ordered = runs[::-1] if back else runs
+    for here, after in zip(ordered, [*ordered[1:], None], strict=True):
+        if here.count > 1:
+            yield found[here.template], seams.get((here.template, here.template)), here.count - 1
+        pair = _pair(here, after, back=back)
+        yield found[here.template], seams.get(pair) if pair else None, 1
+
+
+def _pair(here: Run, after: Run | None, *, back: bool) -> tuple[str, str] | None:
+    if after is None:
+        return None
+    return (after.template, here.template) if back else (here.template, after.template)
+
+
+def _stretch(layers: tuple[TemplateCost, TemplateCost | None, int], *, back: bool) -> Stretch:
+    cost, seam, count = layers
+    unit = (cost.backward if back else cost.forward).stretch
+    if seam is not None:
+        unit = unit.then((seam.backward if back else seam.forward).stretch)
+    return unit.times(count)
+
+
+def rank_costs(stages: Sequence[StageCost], ranks: Iterable[int]) -> Mapping[int, list[StageCost]]:
+    """Chunks of every rank, in the order of the stream. ranks: that of each stage."""
+    found: dict[int, list[StageCost]] = {}
+    for rank, stage in zip(ranks, stages, strict=True):
+        found.setdefault(rank, []).append(stage)
+    return found

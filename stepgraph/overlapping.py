@@ -1,0 +1,45 @@
+"""Overlap for the front: whether a policy fits a layout, and what it hides of each communicator on one rank."""
+
+from __future__ import annotations
+
+from stepgraph.errors import InputError
+from stepgraph.lowering.layout import Layout
+from stepgraph.lowering.model import Experts, Model
+from stepgraph.passes.buckets import Buckets
+from stepgraph.passes.iteration import Iteration
+from stepgraph.passes.overlap.policies import Policy
+from stepgraph.passes.overlap.policychecks import check_policy
+from stepgraph.report import Communication, Exposure
+
+
+def check_overlap(policy: Policy, layout: Layout, model: Model) -> None:
+    """Raises: InputError with every flag of the policy that the layout or the model rules out."""
+    experts = [layer.mlp for layer in model.distinct_layers if isinstance(layer.mlp, Experts)]
+    problems = check_policy(
+        policy,
+        tp=layout.tp,
+        sp=bool(layout.sp),
+        ep=layout.ep,
+        pp=layout.pp,
+        vpp=layout.vpp,
+        recompute=layout.recompute,
+        has_shared_expert=any(mlp.shared for mlp in experts),
+        zero=layout.zero,
+    )
+    if problems:
+        raise InputError(problems)
+
+
+def communication_of(iteration: Iteration, rank: int) -> Communication:
+    """Seconds of every communicator in a step of one rank.
+
+    tp, ep, cp, dp: exposed is what the buckets hold. pp: total is the links' time for what the rank receives, and for
+    what it sends where it has to wait for that.
+    """
+    exposed, hidden = iteration.buckets[rank], iteration.hidden[rank]
+    return Communication(*(_exposure(name, exposed, hidden) for name in ("tp", "ep", "cp", "dp", "pp_transfer")))
+
+
+def _exposure(name: str, exposed: Buckets, hidden: Buckets) -> Exposure:
+    seen, unseen = getattr(exposed, name), getattr(hidden, name)
+    return Exposure(seen + unseen, unseen, seen)
