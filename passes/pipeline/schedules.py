@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, count, islice
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -22,6 +23,8 @@ from stepgraph.passes.pipeline.onefoneb import (
     one_f_one_b,
 )
 from stepgraph.passes.pipeline.repeating import Repeating, Turn
+from stepgraph.passes.pipeline.vshaped import DUALPIPEV_REPEATS, ZBV_REPEATS, dualpipev, zbv
+from stepgraph.passes.pipeline.zerobubble import ZB_H1_REPEATS, zb_h1
 
 RankSlots: TypeAlias = Callable[[int, int, int, int], Iterable[Slot]]
 """(ranks, chunks, microbatches, rank) -> the slots of that rank."""
@@ -33,6 +36,10 @@ def _any_number(ranks: int, chunks: int, microbatches: int) -> bool:
 
 def _equal_groups(ranks: int, chunks: int, microbatches: int) -> bool:
     return group_size(ranks, chunks, microbatches) > 0
+
+
+def _two_per_rank(ranks: int, chunks: int, microbatches: int) -> bool:
+    return microbatches >= 2 * ranks
 
 
 @attrs.frozen
@@ -106,7 +113,7 @@ class Schedule:
 
     def _problems(self, ranks: int, chunks: int, microbatches: int) -> Iterator[Problem]:
         counts = (("pp", ranks), ("vpp", chunks), ("microbatches", microbatches))
-        low = [Problem("pipeline-count", name, f"{count}", "1 or more") for name, count in counts if count < 1]
+        low = [Problem("pipeline-count", name, f"{number}", "1 or more") for name, number in counts if number < 1]
         if low:
             yield from low
             return
@@ -129,13 +136,13 @@ class Schedule:
     def _nearest(self, ranks: int, chunks: int, microbatches: int) -> Iterator[int]:
         """The next numbers of micro-batches that work: below, where there is one, and above."""
         below = (number for number in range(microbatches - 1, 0, -1) if self.takes(ranks, chunks, number))
-        above = (number for number in range(microbatches + 1, ranks * chunks * (microbatches + 2)))
-        yield from (number for number in (next(below, None),) if number)
-        yield next(number for number in above if self.takes(ranks, chunks, number))
+        above = (number for number in count(microbatches + 1) if self.takes(ranks, chunks, number))
+        return chain(islice(below, 1), islice(above, 1))
 
 
 _TORCH = "pytorch/pytorch torch/distributed/pipelining/schedules.py"
 _MEGATRON = "NVIDIA/Megatron-LM megatron/core/pipeline_parallel"
+_ZERO_BUBBLE = "Qi et al. 2023, Zero Bubble Pipeline Parallelism"
 _GROUPS = "a multiple of pp, fewer than pp, or max(1, n // pp) equal groups"
 
 _ALL: Final = (
@@ -193,6 +200,40 @@ _ALL: Final = (
             takes=_equal_groups,
             takes_text=_GROUPS,
         ),
+    ),
+    Schedule(
+        "zb-h1",
+        "ZB-H1",
+        "loop",
+        chunks=0,
+        splits_backward=True,
+        source=f"{_ZERO_BUBBLE}, section 2.3; {_TORCH} (ScheduleInterleavedZeroBubble)",
+        rank_slots=zb_h1,
+        repeating=ZB_H1_REPEATS,
+        takes=_equal_groups,
+        takes_text=_GROUPS,
+    ),
+    Schedule(
+        "zbv",
+        "ZB-V",
+        "v",
+        chunks=2,
+        splits_backward=True,
+        source=f"{_ZERO_BUBBLE}, section 6; {_TORCH} (ScheduleZBVZeroBubble)",
+        rank_slots=zbv,
+        repeating=ZBV_REPEATS,
+    ),
+    Schedule(
+        "dualpipev",
+        "DualPipeV",
+        "v",
+        chunks=2,
+        splits_backward=True,
+        source=f"deepseek-ai/DualPipe dualpipe/dualpipev.py; {_TORCH} (ScheduleDualPipeV)",
+        rank_slots=dualpipev,
+        repeating=DUALPIPEV_REPEATS,
+        takes=_two_per_rank,
+        takes_text="2 pp or more",
     ),
     Schedule(
         "looped-bfs",
