@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, Action, Slot
-from stepgraph.passes.pipeline.repeating import Repeating, Turn
+from stepgraph.passes.pipeline.repeating import Repeating, Turn, every_microbatch
 
 
 def one_f_one_b(ranks: int, chunks: int, microbatches: int, rank: int) -> Iterator[Slot]:
@@ -50,9 +50,7 @@ def combined_interleaved(ranks: int, chunks: int, microbatches: int, rank: int) 
     return _paired(forwards, backwards, _interleaved_warm_up(ranks, chunks, microbatches, rank) + 1)
 
 
-def passes(
-    ranks: int, chunks: int, microbatches: int, rank: int, backward: int
-) -> tuple[list[Action], list[Action]]:
+def passes(ranks: int, chunks: int, microbatches: int, rank: int, backward: int) -> tuple[list[Action], list[Action]]:
     """A rank's forwards and backwards, each in its own order: group by group, in a group chunk by chunk.
 
     backward: the kind of the second list. Backward takes the chunks from the last to the first.
@@ -138,10 +136,6 @@ def _turn_combined(ranks: int, chunks: int, rank: int) -> Turn:
     return start + 1, length // 2
 
 
-def _one(ranks: int, chunks: int) -> int:
-    return 1
-
-
-ONE_F_ONE_B_REPEATS: Final = Repeating(_one, _settled_one_f_one_b, _turn_one_f_one_b)
+ONE_F_ONE_B_REPEATS: Final = Repeating(every_microbatch, _settled_one_f_one_b, _turn_one_f_one_b)
 INTERLEAVED_REPEATS: Final = Repeating(group_period, _settled_interleaved, _turn_interleaved)
 COMBINED_REPEATS: Final = Repeating(group_period, _settled_combined, _turn_combined)

@@ -33,3 +33,8 @@ class Repeating:
 def shifted(slots: Sequence[Slot], microbatches: int) -> list[Slot]:
     """The same slots for micro-batches that come `microbatches` later."""
     return [tuple((kind, stage, which + microbatches) for kind, stage, which in slot) for slot in slots]
+
+
+def every_microbatch(ranks: int, chunks: int) -> int:
+    """A period of one micro-batch."""
+    return 1

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action, Slot
-from stepgraph.passes.pipeline.repeating import Repeating, Turn
+from stepgraph.passes.pipeline.repeating import Repeating, Turn, every_microbatch
 
 # (kind, 0 for the stage on the way down and 1 for the one on the way up)
 _Run: TypeAlias = tuple[int, int]
@@ -111,10 +111,6 @@ def _numbered(runs: Iterable[_Runs], ranks: int, rank: int) -> Iterator[Slot]:
         yield tuple(number(kind, side) for kind, side in run)
 
 
-def _one(ranks: int, chunks: int) -> int:
-    return 1
-
-
 def _zbv_settled(ranks: int, chunks: int) -> int:
     return 2 * ranks + 1
 
@@ -134,5 +130,5 @@ def _dualpipev_turn(ranks: int, chunks: int, rank: int) -> Turn:
     return 2 * below + 2 * (rank + 1) + 3 * below + first_pair, 2
 
 
-ZBV_REPEATS: Final = Repeating(_one, _zbv_settled, _zbv_turn)
-DUALPIPEV_REPEATS: Final = Repeating(_one, _dualpipev_settled, _dualpipev_turn)
+ZBV_REPEATS: Final = Repeating(every_microbatch, _zbv_settled, _zbv_turn)
+DUALPIPEV_REPEATS: Final = Repeating(every_microbatch, _dualpipev_settled, _dualpipev_turn)
