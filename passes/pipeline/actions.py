@@ -56,3 +56,9 @@ def shown(action: Action) -> str:
     """An action as torch writes it: `4B0` is the backward of micro-batch 0 on stage 4."""
     kind, stage, microbatch = action
     return f"{stage}{LETTERS[kind]}{microbatch}"
+
+
+def slot_shown(slot: Slot) -> str:
+    """A slot as torch writes it: its action, or `(0F7;7B3)OVERLAP_F_B` for two that may run as one."""
+    actions = ";".join(map(shown, slot))
+    return actions if len(slot) == 1 else f"({actions})OVERLAP_F_B"

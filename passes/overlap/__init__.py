@@ -1,0 +1,1 @@
+"""overlap: what of each collective is exposed, under a policy."""
