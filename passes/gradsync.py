@@ -1,160 +1,143 @@
-"""gradsync: when data-parallel gradients and parameters travel, and how much of that a step waits for.
-
-Without overlap a rank reduces all its gradients after its last backward, and gathers its parameters after the update.
-`overlap-grad-reduce` reduces buckets (first stage) or chunks (interleaved) as soon as they are ready;
-`overlap-param-gather` gathers in front of the first forward that needs them. Both only touch one micro-batch.
-
-Source: NVIDIA/Megatron-LM megatron/core/distributed/{distributed_data_parallel,param_and_grad_buffer}.py and
-megatron/core/pipeline_parallel/schedules.py (grad_sync_func, param_sync_func).
-"""
+"""gradsync: which gradients and parameters of a stage travel between data ranks, and when its passes make or need them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from typing import TypeAlias
 
 import attrs
 
 from stepgraph.ir.gradients import param_gradients
 from stepgraph.ir.graph import Graph
 from stepgraph.ir.op import Op, Phase
-from stepgraph.ir.program import Program, Stage
-from stepgraph.ir.tensor import Kind, is_of_experts
+from stepgraph.ir.program import Stage
+from stepgraph.ir.tensor import Tensor, is_of_experts
 from stepgraph.passes.buckets import bucket_of
 from stepgraph.passes.costing import Costs
+from stepgraph.passes.overlap.gradients import buckets_in_backward_order
 
-Piece = tuple[int, float]
-"""Elements of a parameter, and when in a pass its gradient is ready (or its value needed). Units: seconds."""
+Piece: TypeAlias = tuple[int, float, float]
+"""Elements of a parameter on one rank; when forward reads it first, and when backward has made its gradient.
+
+Units: seconds from the start of the stage's forward and of its backward.
+"""
 
 
 @attrs.frozen
 class Travel:
-    """One flat buffer of a rank: seconds to reduce its gradients and to gather its parameters, in `buckets` calls."""
+    """One flat buffer of a rank, of experts or of all the rest: seconds to reduce its gradients and to gather its
+    parameters, and the number of calls in which it does either."""
 
     of_experts: bool
-    reduce_s: float
-    gather_s: float
-    buckets: int
+    reduce_s: float = 0.0
+    gather_s: float = 0.0
+    calls: int = 1
 
 
 @attrs.frozen
 class Chunk:
-    """Parameters of one virtual stage, in the order in which its passes meet them.
+    """Parameters of one virtual stage in the order of the model, those of the dense buffer and those of experts."""
 
-    backward, forward: by buffer (dense, experts), the pieces and when backward has made them or forward wants them.
-    """
+    dense: tuple[Piece, ...]
+    experts: tuple[Piece, ...]
 
-    backward: Mapping[bool, tuple[Piece, ...]]
-    forward: Mapping[bool, tuple[Piece, ...]]
+    def pieces(self, of_experts: bool) -> tuple[Piece, ...]:
+        """The parameters that lie in one buffer."""
+        return self.experts if of_experts else self.dense
 
     def elements(self, of_experts: bool) -> int:
-        """Elements of one buffer."""
-        return sum(count for count, _ in self.backward[of_experts])
+        """Elements in one buffer."""
+        return sum(count for count, _, _ in self.pieces(of_experts))
 
 
-def travels_of(cost: Costs) -> tuple[Travel, ...]:
-    """The buffers of a step template that data ranks share."""
+def travels_of(step: Costs) -> tuple[Travel, ...]:
+    """The buffers of a costed step template that data ranks share."""
     found: dict[bool, Travel] = {}
-    for op, seconds in zip(cost.graph.ops, cost.time_s.tolist(), strict=True):
-        if not travels(op):
+    for op, seconds in zip(step.graph.ops, step.time_s.tolist(), strict=True):
+        if not _travels(op):
             continue
         experts = op.name.startswith("step.experts")
-        known = found.get(experts, Travel(experts, 0.0, 0.0, 0))
-        gathers = op.kind == "all_gather"
-        found[experts] = Travel(
-            experts,
-            known.reduce_s + (0.0 if gathers else seconds),
-            known.gather_s + (seconds if gathers else 0.0),
-            max(known.buckets, int(op.attr("pieces", 1) or 1)),
-        )
+        known = found.get(experts, Travel(experts))
+        reduce_s, gather_s = (0.0, seconds) if op.kind == "all_gather" else (seconds, 0.0)
+        calls = max(known.calls, int(op.attr("pieces", 1) or 1))
+        found[experts] = Travel(experts, known.reduce_s + reduce_s, known.gather_s + gather_s, calls)
     return tuple(found.values())
 
 
-def travels(op: Op) -> bool:
+def _travels(op: Op) -> bool:
     """Whether an op moves a buffer of gradients or parameters between data ranks."""
-    return op.phase is Phase.STEP and bool(op.group) and bucket_of(op) == "dp" and "pieces" in dict(op.attrs)
+    return op.phase is Phase.STEP and bool(op.group) and bucket_of(op) == "dp"
 
 
-def chunk_of(program: Program, stage: Stage, costed: Mapping[str, Costs], gap_s: float) -> Chunk:
-    """The parameters of a virtual stage, from its templates."""
-    runs = {run.template: _pieces(costed[run.template], gap_s) for run in stage.runs}
+def chunk_of(stage: Stage, costed: Mapping[str, Costs], gap_s: float) -> Chunk:
+    """The parameters of a virtual stage, from its templates, on the clocks of its two passes."""
+    layers = {run.template: _layer(costed[run.template], gap_s) for run in stage.runs}
     names = stage.instances
-    backward = _along([runs[name][1] for name in reversed(names)])
-    forward = _along([runs[name][0] for name in names])
-    return Chunk(backward, forward)
+    before, behind = 0.0, sum(layers[name].backward_s for name in names)
+    pieces: dict[bool, list[Piece]] = {False: [], True: []}
+    for name in names:
+        layer = layers[name]
+        behind -= layer.backward_s  # backward takes the layers after this one first
+        for own, (count, needed, made) in layer.pieces:
+            pieces[own].append((count, before + needed, behind + made))
+        before += layer.forward_s
+    return Chunk(tuple(pieces[False]), tuple(pieces[True]))
 
 
 @attrs.frozen
-class _Passed:
-    """One pass over one template: its pieces by buffer, and how long the pass takes."""
+class _Layer:
+    """One template: its parameters, each with whether it is of experts, and how long its passes take."""
 
-    pieces: Mapping[bool, tuple[Piece, ...]]
-    seconds: float
-
-
-def _along(passes: Sequence[_Passed]) -> dict[bool, tuple[Piece, ...]]:
-    """Pieces of consecutive layers on one clock."""
-    starts = accumulate((layer.seconds for layer in passes), initial=0.0)
-    placed = list(zip(passes, starts, strict=False))
-    return {
-        experts: tuple((count, start + at) for layer, start in placed for count, at in layer.pieces[experts])
-        for experts in (False, True)
-    }
+    pieces: tuple[tuple[bool, Piece], ...]
+    forward_s: float
+    backward_s: float
 
 
-def _pieces(cost: Costs, gap_s: float) -> tuple[_Passed, _Passed]:
-    """Forward and backward of one template."""
+def _layer(cost: Costs, gap_s: float) -> _Layer:
     graph = cost.graph
     seconds = (cost.time_s + cost.kernels * gap_s).tolist()
-    found = []
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
-        ends, total = _clock(graph, seconds, phase)
-        marks = _marks(graph, phase)
-        pieces = {
-            experts: tuple(sorted(((count, ends[at]) for count, at, own in marks if own is experts), key=lambda p: p[1]))
-            for experts in (False, True)
-        }
-        found.append(_Passed(pieces, total))
-    return found[0], found[1]
-
-
-def _clock(graph: Graph, seconds: Sequence[float], phase: Phase) -> tuple[dict[int, float], float]:
-    """When each op of a phase has ended (backward) or begins (forward), and the whole phase."""
-    now, clock = 0.0, {}
-    for position, op in enumerate(graph.ops):
-        if op.phase is phase:
-            clock[position] = now if phase is Phase.FORWARD else now + seconds[position]
-            now += seconds[position]
-    return clock, now
-
-
-def _marks(graph: Graph, phase: Phase) -> list[tuple[int, int, bool]]:
-    """Elements of every parameter, the op that makes its gradient or reads it first, and whether it is of experts."""
-    marks = []
+    ends = {phase: _ends(graph, seconds, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    forward, backward = ends[Phase.FORWARD], ends[Phase.BACKWARD]
+    pieces = []
     for param, grad in param_gradients(graph):
-        op = graph.producer(grad) if phase is Phase.BACKWARD else _first_reader(graph, param.name)
-        if op is not None and param.kind is Kind.PARAM:
-            marks.append((param.elements, graph.positions[op.name], is_of_experts(param)))
-    return marks
+        reader, maker = _first_reader(graph, param), graph.producer(grad)
+        assert reader is not None and maker is not None  # a parameter has a gradient because a forward op reads it
+        needed = forward[reader.name] - seconds[graph.positions[reader.name]]
+        pieces.append((is_of_experts(param), (param.elements, needed, backward[maker.name])))
+    pieces.sort(key=lambda piece: piece[1][1])
+    return _Layer(tuple(pieces), max(forward.values(), default=0.0), max(backward.values(), default=0.0))
 
 
-def _first_reader(graph: Graph, name: str) -> Op | None:
-    return next((op for op in graph.readers.get(name, ()) if op.phase is Phase.FORWARD), None)
+def _ends(graph: Graph, seconds: Sequence[float], phase: Phase) -> dict[str, float]:
+    """When each op of a phase has ended, one after the other."""
+    now, ends = 0.0, {}
+    for op, own in zip(graph.ops, seconds, strict=True):
+        if op.phase is phase:
+            now += own
+            ends[op.name] = now
+    return ends
 
 
-def calls(pieces: Sequence[Piece], buckets: int, seconds: float) -> Iterator[tuple[float, float]]:
-    """(ready or needed at, seconds) of every call when pieces fill equal buckets in their order.
+def _first_reader(graph: Graph, param: Tensor) -> Op | None:
+    return next((op for op in graph.users(param) if op.phase is Phase.FORWARD), None)
 
-    A gradient bucket is ready when its last piece is; for a gather, `pieces` tell when the first is needed.
-    """
-    total = sum(count for count, _ in pieces)
-    if not total:
-        return
-    size, filled, at, sent = -(-total // buckets), 0, 0.0, 0
-    for count, at in pieces:
-        filled += count
-        while filled - sent >= size:
-            yield at, seconds * size / total
-            sent += size
-    if filled > sent:
-        yield at, seconds * (filled - sent) / total
+
+def reductions(chunk: Chunk, travel: Travel) -> Iterator[tuple[float, float]]:
+    """(ready, seconds) of every bucket of a chunk that holds all of its buffer, in the order in which it is ready."""
+    yield from _calls(chunk, travel, travel.reduce_s, [(count, made) for count, _, made in chunk.pieces(travel.of_experts)])
+
+
+def gathers(chunk: Chunk, travel: Travel) -> Iterator[tuple[float, float]]:
+    """(needed, seconds) of the same buckets, in the order in which forward needs them."""
+    pieces = [(count, -needed) for count, needed, _ in chunk.pieces(travel.of_experts)]  # the latest of -t is the first t
+    found = [(-needed, seconds) for needed, seconds in _calls(chunk, travel, travel.gather_s, pieces)]
+    yield from reversed(found)
+
+
+def _calls(
+    chunk: Chunk, travel: Travel, seconds: float, pieces: Sequence[tuple[int, float]]
+) -> Iterator[tuple[float, float]]:
+    whole = chunk.elements(travel.of_experts)
+    size = -(-whole // travel.calls) or None
+    for count, at in buckets_in_backward_order(pieces, size):
+        yield at, seconds * count / whole

@@ -6,32 +6,27 @@ from collections.abc import Sequence
 
 import attrs
 
-from stepgraph.errors import refuse
 from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import costs
 from stepgraph.passes.hops import hops_s
-from stepgraph.passes.parts import Part, StageCost, joined_chunks
+from stepgraph.passes.overlapped import Change, run_overlapped
+from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
-from stepgraph.passes.pipeline.modes import Mode, usual_mode
-from stepgraph.passes.pipeline.schedules import schedule_of
-from stepgraph.passes.pipeline.simulation import simulate_schedule
-from stepgraph.passes.pipeline.timing import Timing
+from stepgraph.passes.pipeline.modes import Mode
+from stepgraph.passes.pipelining import Pipelining, timing_of
 from stepgraph.passes.seating import seat
 from stepgraph.passes.stagecosts import cost_stages
-
-MOST_SLOTS = 400_000
-"""Stages x micro-batches that are simulated event by event; about three seconds."""
 
 
 @attrs.frozen
 class Iteration:
     """The time of one step.
 
-    step_s: simulated. closed_form_s: see `closed_form_s`. pipeline: the run. stages: what every virtual stage costs;
-    ranks: the same per pipeline rank, its chunks together. buckets: seconds by cause for every rank; each adds up to
-    step_s.
+    step_s: simulated. closed_form_s: see `closed_form_s`. stages: what every virtual stage costs; ranks: the same per
+    pipeline rank, its chunks together. pipeline: the run; mode: how its transfers were issued. buckets: seconds by cause
+    for every rank; each adds up to step_s. hidden: seconds of communication under computation, likewise.
     """
 
     step_s: float
@@ -41,34 +36,14 @@ class Iteration:
     stages: tuple[StageCost, ...]
     ranks: tuple[StageCost, ...]
     pipeline: PipelineRun
+    mode: Mode
     buckets: tuple[Buckets, ...]
+    hidden: tuple[Buckets, ...]
 
     @property
     def slowest(self) -> int:
         """The pipeline rank with the most work per micro-batch: the one that the others wait for."""
         return max(range(len(self.ranks)), key=lambda i: (self.ranks[i].micro_batch.time_s, -i))
-
-
-@attrs.frozen
-class Pipelining:
-    """How stages share a pipeline: the schedule's name, the rank of every stage, and how transfers are issued.
-
-    mode: None takes what the framework that the schedule comes from does by default (`usual_mode`).
-    """
-
-    schedule: str
-    owners: tuple[int, ...]
-    mode: Mode | None = None
-
-    @property
-    def ranks(self) -> int:
-        """Pipeline ranks."""
-        return max(self.owners) + 1
-
-    @property
-    def chunks(self) -> int:
-        """Virtual stages per rank."""
-        return len(self.owners) // self.ranks
 
 
 def iterate(program: Program, setting: Setting) -> Iteration:
@@ -80,9 +55,11 @@ def iterate(program: Program, setting: Setting) -> Iteration:
     setting = seat(setting, program)
     costed = {graph.name: costs(graph, setting) for graph in program.templates}
     stages = cost_stages(program, costed, setting)
-    forward, backward = hops_s(program, costed, setting)
-    pipelining = Pipelining(program.schedule, tuple(stage.rank for stage in program.stages), setting.p2p)
-    return time_step(stages, program.microbatches, forward, backward, pipelining)
+    timing = timing_of(stages, *hops_s(program, costed, setting))
+    owners = tuple(stage.rank for stage in program.stages)
+    how = Pipelining(program.schedule, owners, setting.p2p, setting.overlap.expert_comm)
+    run, changes = run_overlapped(program, costed, stages, timing, how, setting)
+    return finish_step(stages, run, program.microbatches, how, changes)
 
 
 def time_step(
@@ -92,74 +69,59 @@ def time_step(
     hops_backward_s: Sequence[float],
     pipelining: Pipelining | None = None,
 ) -> Iteration:
-    """Put costed stages through a pipeline (1F1B, one stage per rank, unless told) and the step that follows it.
-
-    step = max over ranks of (pipeline end + before the norm), then the longest part after the norm.
-    """
+    """Put costed stages through a pipeline (1F1B, one stage per rank, unless told) and the step that follows it."""
     how = pipelining or Pipelining("1f1b", tuple(range(len(stages))))
-    _check_size(len(stages), microbatches)
-    run = simulate_schedule(
-        schedule_of(how.schedule),
-        how.ranks,
-        how.chunks,
-        microbatches,
-        timing_of(stages, hops_forward_s, hops_backward_s),
-        how.mode or usual_mode(how.schedule),
-    )
-    ranks = [
-        joined_chunks(stage for stage, owner in zip(stages, how.owners, strict=True) if owner == rank)
-        for rank in range(how.ranks)
-    ]
-    norm_s = max(rank.end_s + cost.before_norm.time_s for rank, cost in zip(run.ranks, ranks, strict=True))
-    step_s = norm_s + max(cost.after_norm.time_s for cost in ranks)
+    run = how.run(microbatches, timing_of(stages, hops_forward_s, hops_backward_s))
+    return finish_step(stages, run, microbatches, how)
+
+
+def finish_step(
+    stages: Sequence[StageCost],
+    run: PipelineRun,
+    microbatches: int,
+    how: Pipelining,
+    changes: Sequence[Change] = (),
+) -> Iteration:
+    """A simulated pipeline and the step that follows it.
+
+    step = max over ranks of (pipeline end + before the norm), then the longest part after the norm. changes: what a
+    policy changes per rank; none given means none.
+    """
+    ranks = how.joined(stages)
+    changes = changes or [Change()] * len(ranks)
+    rows = list(zip(ranks, run.ranks, changes, strict=True))
+    norm_s = max(own.end_s + _time_s(cost.before_norm, change.before_norm) for cost, own, change in rows)
+    step_s = norm_s + max(_time_s(cost.after_norm, change.after_norm) for cost, _, change in rows)
     busiest = microbatches * max(cost.micro_batch.time_s for cost in ranks)
+    work = [cost.micro_batch * microbatches + cost.step + change.total for cost, _, change in rows]
     return Iteration(
         step_s,
         closed_form_s(ranks, microbatches, how.chunks),
         (how.ranks - 1) / (microbatches * how.chunks),
         max(0.0, run.makespan_s / busiest - 1),
         tuple(stages),
-        tuple(ranks),
+        ranks,
         run,
-        tuple(_fill(cost, rank, microbatches, step_s) for cost, rank in zip(ranks, run.ranks, strict=True)),
+        how.transfers,
+        tuple(_fill(part.buckets, own, step_s) for part, own in zip(work, run.ranks, strict=True)),
+        tuple(part.hidden for part in work),
     )
 
 
-def timing_of(
-    stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]
-) -> Timing:
-    """Seconds of every computation and transfer of a pipeline."""
-    return Timing(
-        forward_s=tuple(stage.forward.time_s for stage in stages),
-        backward_s=tuple(stage.backward.time_s for stage in stages),
-        weight_s=tuple(min(stage.weight_s, stage.backward.time_s) for stage in stages),
-        hop_forward_s=tuple(hops_forward_s),
-        hop_backward_s=tuple(hops_backward_s),
-    )
-
-
-def _check_size(stages: int, microbatches: int) -> None:
-    """Raises: InputError (too-many-micro-batches)."""
-    if stages * microbatches > MOST_SLOTS:
-        what, limit = f"{microbatches} micro-batches on {stages} stages", MOST_SLOTS // stages
-        raise refuse(
-            "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
-        )
+def _time_s(part: Part, change: Part) -> float:
+    return max(0.0, part.time_s + change.time_s)
 
 
 def closed_form_s(ranks: Sequence[StageCost], microbatches: int, chunks: int = 1) -> float:
     """The source's sum: n t + (P - 1) t / V + the step, with t the mean time of a micro-batch on a rank.
 
-    It spreads all layers evenly and knows no transfers, so it equals the simulation only for equal stages, and for
-    schedules whose bubble it is.
+    It spreads all layers evenly and knows no transfers and no overlap between micro-batches, so it equals the
+    simulation only for equal stages without either, under the schedules whose bubble it is.
     """
     mean = sum(rank.micro_batch.time_s for rank in ranks) / len(ranks)
-    bubble = (len(ranks) - 1) / chunks
-    return (microbatches + bubble) * mean + max(rank.step.time_s for rank in ranks)
+    return (microbatches + (len(ranks) - 1) / chunks) * mean + max(rank.step.time_s for rank in ranks)
 
 
-def _fill(cost: StageCost, rank: RankRun, microbatches: int, step_s: float) -> Buckets:
-    work = cost.micro_batch.buckets * microbatches + cost.step.buckets
-    pipeline = Buckets(pp_transfer=rank.transfer_s, pp_wait=rank.wait_s)
-    busy = work + pipeline
+def _fill(work: Buckets, rank: RankRun, step_s: float) -> Buckets:
+    busy = work + Buckets(pp_transfer=rank.transfer_s, pp_wait=rank.wait_s)
     return busy + Buckets(idle=max(0.0, step_s - busy.total))

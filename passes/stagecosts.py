@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from stepgraph.ir.graph import Graph
-from stepgraph.ir.op import Op, Phase
+from stepgraph.ir.op import Phase
 from stepgraph.ir.program import Program, Run, SeamGroups, Stage, seam_graph
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
@@ -64,7 +64,7 @@ def cost_template(cost: Costs, setting: Setting) -> TemplateCost:
     """What one execution of a template costs."""
     ops = cost.graph.ops
     norm = max((i for i, op in enumerate(ops) if row_of(op.kind).awaited), default=len(ops))
-    step = _positions(ops, Phase.STEP)
+    step = positions(cost.graph, Phase.STEP)
     return TemplateCost(
         _pass(cost, Phase.FORWARD, setting),
         _pass(cost, Phase.BACKWARD, setting),
@@ -91,14 +91,15 @@ def weight_positions(graph: Graph) -> list[int]:
     return found[::-1]
 
 
-def _positions(ops: Sequence[Op], phase: Phase) -> list[int]:
-    return [i for i, op in enumerate(ops) if op.phase is phase]
+def positions(graph: Graph, phase: Phase) -> list[int]:
+    """Positions of the ops of one phase."""
+    return [i for i, op in enumerate(graph.ops) if op.phase is phase]
 
 
 def _pass(cost: Costs, phase: Phase, setting: Setting) -> Pass:
     """One pass, its collectives beside its computation as far as the policy has it so."""
     launch = setting.launching
-    chosen = _positions(cost.graph.ops, phase)
+    chosen = positions(cost.graph, phase)
     alone_s = cost.time_s + cost.kernels * launch.gap_s
     if not setting.overlap.overlaps:
         return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], alone_s[chosen], launch))
@@ -194,11 +195,3 @@ def _stretch(layers: tuple[TemplateCost, TemplateCost | None, int], *, back: boo
     if seam is not None:
         unit = unit.then((seam.backward if back else seam.forward).stretch)
     return unit.times(count)
-
-
-def rank_costs(stages: Sequence[StageCost], ranks: Iterable[int]) -> Mapping[int, list[StageCost]]:
-    """Chunks of every rank, in the order of the stream. ranks: that of each stage."""
-    found: dict[int, list[StageCost]] = {}
-    for rank, stage in zip(ranks, stages, strict=True):
-        found.setdefault(rank, []).append(stage)
-    return found

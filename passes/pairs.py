@@ -1,0 +1,97 @@
+"""pairs: a forward and a backward of different micro-batches run as one, so that each computes under the other's all-to-alls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+from stepgraph.ir.op import Phase
+from stepgraph.ir.program import Program
+from stepgraph.ir.rows import Rule
+from stepgraph.ir.table import row_of
+from stepgraph.passes.base import Setting
+from stepgraph.passes.buckets import Buckets
+from stepgraph.passes.costing import Costs
+from stepgraph.passes.overlap.merging import merge_layers
+from stepgraph.passes.parts import Part, StageCost
+from stepgraph.passes.pipeline.actions import Slot
+from stepgraph.passes.pipeline.schedule import Schedule
+from stepgraph.passes.stagecosts import cost_template, hidden_of, positions, spent_part
+
+Pair = tuple[int, int]
+"""Stage of the forward, stage of the backward."""
+
+
+def pair_changes(program: Program, costed: Mapping[str, Costs], setting: Setting) -> dict[Pair, Part]:
+    """What running both as one changes, for every two stages of one rank: seconds by bucket, and what becomes hidden.
+
+    Layers meet in the order of their passes: the first of the forward with the last of the backward's stage. Ends and
+    layers without a partner run by themselves.
+    Source: NVIDIA/Megatron-LM megatron/core/models/common/model_chunk_schedule_plan.py.
+    """
+    change = _layer_change(costed, setting)
+    layers = [_layers(program, index) for index in range(len(program.stages))]
+    found = {}
+    for i, forward in enumerate(program.stages):
+        for j, backward in enumerate(program.stages):
+            if forward.rank == backward.rank:
+                met = zip(layers[i], reversed(layers[j]), strict=False)
+                found[i, j] = sum((change(left, right) for left, right in met), Part())
+    return found
+
+
+def pair_s(changes: Mapping[Pair, Part], stages: Sequence[StageCost]) -> dict[Pair, float]:
+    """Seconds of every pair."""
+    return {
+        (i, j): max(0.0, stages[i].forward.time_s + stages[j].backward.time_s + change.time_s)
+        for (i, j), change in changes.items()
+    }
+
+
+def count_pairs(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> list[Counter[Pair]]:
+    """How often each pair runs in a step, per rank; a steady state is counted, not written out."""
+    short = schedule.shortest(ranks, chunks, microbatches)
+    order = schedule.order(ranks, chunks, short)
+    counts = [_pairs(slots) for slots in order.ranks]
+    if short == microbatches:
+        return counts
+    periods = (microbatches - short) // schedule.period(ranks, chunks)
+    for rank, (start, length) in enumerate(schedule.steady(ranks, chunks, short)):
+        for pair, times in _pairs(order.ranks[rank][start : start + length]).items():
+            counts[rank][pair] += periods * times
+    return counts
+
+
+def _pairs(slots: Sequence[Slot]) -> Counter[Pair]:
+    return Counter((slot[0][1], slot[1][1]) for slot in slots if len(slot) == 2)
+
+
+def _layers(program: Program, stage: int) -> list[str]:
+    """Templates of a stage that have both a forward and a backward of their own, without ends and hops."""
+    return [name for name in program.stages[stage].instances if _is_layer(program, name)]
+
+
+def _is_layer(program: Program, name: str) -> bool:
+    ports, ops = program[name].ports, program[name].ops
+    return bool(ports.enters and ports.leaves) and not any(row_of(op.kind).rule is Rule.POINT_TO_POINT for op in ops)
+
+
+def _layer_change(costed: Mapping[str, Costs], setting: Setting) -> Callable[[str, str], Part]:
+    """The change for two templates; every two are merged once."""
+    alone = {name: cost_template(cost, setting) for name, cost in costed.items()}
+    gap_s = setting.launching.gap_s
+
+    @cache
+    def change(forward: str, backward: str) -> Part:
+        front, back = costed[forward], costed[backward]
+        seconds = [(cost.time_s + cost.kernels * gap_s).tolist() for cost in (front, back)]
+        merged = merge_layers(front.graph, seconds[0], back.graph, seconds[1], setting.overlap, setting)
+        chosen = positions(front.graph, Phase.FORWARD), positions(back.graph, Phase.BACKWARD)
+        together = spent_part(front, chosen[0], merged.forward_op_s, Buckets(), setting) + spent_part(
+            back, chosen[1], merged.backward_op_s, hidden_of(merged.communicators), setting
+        )
+        apart = alone[forward].forward.part + alone[backward].backward.part
+        return Part(together.buckets + apart.buckets * -1, hidden=together.hidden + apart.hidden * -1)
+
+    return change

@@ -1,0 +1,103 @@
+"""pipelining: how the stages of a program share a pipeline, and the run of their times through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from stepgraph.errors import refuse
+from stepgraph.passes.parts import StageCost, joined_chunks
+from stepgraph.passes.pipeline.accounts import PipelineRun
+from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, OVERLAP, Mode
+from stepgraph.passes.pipeline.schedule import Schedule
+from stepgraph.passes.pipeline.schedules import schedule_of
+from stepgraph.passes.pipeline.simulation import simulate_schedule
+from stepgraph.passes.pipeline.timing import Timing
+
+MOST_SLOTS = 400_000
+"""Stages x micro-batches that are simulated; a few seconds where no steady state can be skipped."""
+
+
+@attrs.frozen
+class Pipelining:
+    """The schedule's name, the rank of every stage in the order of the stream, and how transfers are issued.
+
+    mode: None is what the framework that the schedule comes from does by default. combined: forwards and backwards run
+    as pairs where the schedule has a form for that.
+    """
+
+    schedule: str
+    owners: tuple[int, ...]
+    mode: Mode | None = None
+    combined: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Pipeline ranks."""
+        return max(self.owners) + 1
+
+    @property
+    def chunks(self) -> int:
+        """Virtual stages per rank."""
+        return len(self.owners) // self.ranks
+
+    @property
+    def transfers(self) -> Mode:
+        """The mode in effect: Megatron-LM's batched calls for GPipe and 1F1B, its overlapped ones for interleaved 1F1B;
+        sends that never block for the schedules of other frameworks."""
+        if self.mode is not None:
+            return self.mode
+        if self.schedule == "interleaved":
+            return OVERLAP
+        return BLOCKING if self.schedule in ("1f1b", "gpipe") else ASYNC
+
+    def order_of(self) -> Schedule:
+        """The schedule, in its combined form where that is asked for.
+
+        Raises: InputError (overlap-expert-comm) when it pairs nothing.
+        """
+        schedule = schedule_of(self.schedule)
+        if not self.combined:
+            return schedule
+        if schedule.combined is not None:
+            return schedule.combined
+        if not schedule.pairs:
+            what = f"schedule {self.schedule} never runs a forward and a backward together"
+            fix = "schedule interleaved or dualpipev, or no pipeline"
+            raise refuse("overlap-expert-comm", "--overlap", what, fix)
+        return schedule
+
+    def run(self, microbatches: int, timing: Timing) -> PipelineRun:
+        """Simulate. Raises: InputError (too-many-micro-batches, pipeline-microbatches)."""
+        _check_size(len(self.owners), microbatches)
+        return simulate_schedule(self.order_of(), self.ranks, self.chunks, microbatches, timing, self.transfers)
+
+    def joined(self, stages: Iterable[StageCost]) -> tuple[StageCost, ...]:
+        """What each rank runs, its chunks together."""
+        chunks: dict[int, list[StageCost]] = {rank: [] for rank in range(self.ranks)}
+        for rank, stage in zip(self.owners, stages, strict=True):
+            chunks[rank].append(stage)
+        return tuple(joined_chunks(own) for own in chunks.values())
+
+
+def timing_of(
+    stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]
+) -> Timing:
+    """Seconds of every computation and transfer of a pipeline."""
+    return Timing(
+        forward_s=[stage.forward.time_s for stage in stages],
+        backward_s=[stage.backward.time_s for stage in stages],
+        weight_s=[min(stage.weight_s, stage.backward.time_s) for stage in stages],
+        hop_forward_s=hops_forward_s,
+        hop_backward_s=hops_backward_s,
+    )
+
+
+def _check_size(stages: int, microbatches: int) -> None:
+    """Raises: InputError (too-many-micro-batches)."""
+    if stages * microbatches > MOST_SLOTS:
+        what, limit = f"{microbatches} micro-batches on {stages} stages", MOST_SLOTS // stages
+        raise refuse(
+            "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
+        )
