@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -137,6 +138,7 @@ def test_the_fit_sees_twelve_numbers_and_no_step(case: Any, monkeypatch: pytest.
     assert [field.name for field in attrs.fields(case.Observed)] == ["mbs", "compute_s", "a2a_s", "idle_s", "kernels"]
     given = [attrs.astuple(seen) for seen in case.OBSERVED]
     assert given == [(mbs, COMPUTE_S[mbs], A2A_S[mbs], IDLE_S[mbs], KERNELS[mbs]) for mbs in (1, 2, 4)]
+    assert list(inspect.signature(case.fit).parameters) == ["observed"]
     monkeypatch.setattr(case, "SOURCE", ())  # steps, PP and everything at 512 are not there
     monkeypatch.setattr(case, "DP_TERM_S", None)
     constants = case.fit(case.OBSERVED)
