@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -63,7 +63,7 @@ def test_contention_lengthens_compute_by_what_ran_beside_it_and_nothing_else(tas
             continue
         # work done = sum of pieces x rate, the rate being (132 - the largest n_sm beside the piece) / 132
         cuts = sorted({timeline.start_s[i], timeline.end_s[i], *inside(timeline, i)})
-        work = sum((b - a) * (132 - taken(timeline, tasks, a, b)) / 132 for a, b in zip(cuts, cuts[1:], strict=False))
+        work = sum((b - a) * (132 - taken(timeline, tasks, a, b)) / 132 for a, b in pairwise(cuts))
         assert work == pytest.approx(seconds, abs=1e-9)
         assert timeline.lengthened_s[i] == pytest.approx(took - seconds, abs=1e-9)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from itertools import pairwise
 
 import attrs
 
@@ -49,11 +50,11 @@ def segments_of(graph: Graph) -> Segments:
     """
     work = work_of(graph, [0.0] * len(graph.ops), Phase.FORWARD)
     moves = [i for i in work.chosen if is_exchange(work, i)]
-    dispatch = [i for i in moves if _spreads(graph.ops[i])]
-    combine = [i for i in moves if i not in dispatch]
+    dispatch = [i for i in moves if dispatches(graph.ops[i])]
     if not moves:
         return Segments({op.name: _dense(op) for op in graph.phase(Phase.FORWARD)}, 0)
-    return Segments(_cut(work, dispatch, combine), len(dispatch))
+    blocks = sum(i in dispatch and other not in dispatch for i, other in pairwise(moves))
+    return Segments(_cut(work, dispatch, [i for i in moves if i not in dispatch]), blocks)
 
 
 def _spreads(op: Op) -> bool:
@@ -118,7 +119,7 @@ def shared_windows(work: Work, segments: Segments) -> dict[int, tuple[int, ...]]
     for again in (False, True):
         ops = [i for i in work.chosen if (work.ops[i].role == "recompute") is again]
         for dispatching, segment in ((True, Segment.UP), (False, Segment.DOWN)):
-            hosts = [i for i in ops if is_exchange(work, i) and _dispatches(work.ops[i]) is dispatching]
+            hosts = [i for i in ops if is_exchange(work, i) and dispatches(work.ops[i]) is dispatching]
             guests = tuple(i for i in ops if segments[work.ops[i]] is segment and work.stream(i) == COMPUTE)
             if hosts and guests:
                 windows[hosts[-1]] = guests
@@ -130,7 +131,7 @@ def is_exchange(work: Work, position: int) -> bool:
     return work.ops[position].kind == "all_to_all" and work.stream(position) == "ep"
 
 
-def _dispatches(op: Op) -> bool:
+def dispatches(op: Op) -> bool:
     """Whether an all-to-all is dispatch or its backward; the latter takes gradients home, as combine does tokens."""
     is_gradient = op.phase is Phase.BACKWARD and op.role != "recompute"
     return _spreads(op) != is_gradient

@@ -64,10 +64,10 @@ def _pair_backward(work: Work, partners: Partners, dx: int, dw: int, delayed: bo
         op = work.ops[source]
         if op.role == "regather" and work.stream(source) == "tp" and work.readers[source][0] == dw:
             partners.early[dx] = source
-    readers = work.readers[dx]
-    if len(readers) == 1 and work.ops[readers[0]].kind in ("reduce_scatter", "all_reduce") and not delayed:
-        if work.stream(readers[0]) == "tp":
-            partners.late[dw] = readers[0]
+    reducers = [i for i in work.readers[dx] if work.ops[i].kind in ("reduce_scatter", "all_reduce")]
+    alone = len(reducers) == len(work.readers[dx]) == 1
+    if alone and work.stream(reducers[0]) == "tp" and not delayed:
+        partners.late[dw] = reducers[0]
 
 
 def _rings(work: Work, apart: Collection[int]) -> Iterator[tuple[int, int]]:

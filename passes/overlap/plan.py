@@ -28,13 +28,20 @@ Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py (num_
 """
 
 
+@attrs.frozen
+class Join:
+    """Whatever is issued next waits for these ops."""
+
+    positions: tuple[int, ...]
+
+
 @attrs.frozen(eq=False)
 class Partners:
     """Which ops are issued with which others, by position.
 
     early: matmul -> collective issued just before it. late: matmul -> collective issued just before it and awaited just
     after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
-    while it runs, the last of which is followed by a wait for it.
+    while it runs, and then a wait for it. loose: other collectives that the next op does not wait for.
     """
 
     early: dict[int, int] = attrs.field(factory=dict)
@@ -42,6 +49,7 @@ class Partners:
     rings: dict[int, int] = attrs.field(factory=dict)
     pipelines: dict[int, int] = attrs.field(factory=dict)
     windows: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    loose: frozenset[int] = frozenset()
 
     def hosts(self) -> dict[int, int]:
         """For every op that another one issues, that other one."""
@@ -53,12 +61,21 @@ class Partners:
         return pairs | {guest: host for host, guests in self.windows.items() for guest in guests}
 
 
-def plan(work: Work, partners: Partners, order: Iterable[int] | None = None) -> list[Step]:
-    """Issue ops in program order (or in `order`), partners together, nothing before what it reads."""
+def plan(work: Work, partners: Partners) -> list[Step]:
+    """Issue ops in program order, partners together, nothing before what it reads."""
+    return plan_parts(work, partners, [work.chosen])
+
+
+def plan_parts(work: Work, partners: Partners, parts: Iterable[Sequence[int] | Join]) -> list[Step]:
+    """The same with an order of one's own: positions part by part, and joins between them."""
     issuer = _Issuer(work, partners)
-    for position in work.chosen if order is None else order:
-        if position not in issuer.hosts:
-            issuer.issue(position)
+    for part in parts:
+        if isinstance(part, Join):
+            issuer.steps.extend((JOIN, position, -1) for position in part.positions)
+            continue
+        for position in part:
+            if position not in issuer.hosts:
+                issuer.issue(position)
     return issuer.steps
 
 
@@ -100,7 +117,7 @@ class _Issuer:
         elif position in partners.pipelines:
             self._issue_pair(PIPELINE, position, partners.pipelines[position])
         else:
-            self.steps.append((WAITED, position, -1))
+            self.steps.append((LOOSE if position in partners.loose else WAITED, position, -1))
         if position in partners.late:
             self.steps.append((JOIN, partners.late[position], -1))
 

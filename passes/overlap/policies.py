@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 
@@ -133,8 +134,9 @@ def parse_policy(text: str) -> Policy:
     if words == ("none",):
         return NONE
     chosen = {"tp-backward"}.union(*(SETS.get(word, (word,)) for word in words))
-    flags = {BY_WORD[word].field: True for word in chosen}
-    return attrs.evolve(Policy(",".join(words)), asked=tuple(w for w in words if w in BY_WORD), **flags)
+    asked = tuple(word for word in words if word in BY_WORD)
+    flags: dict[str, Any] = {word.field: True for word in WORDS if word.word in chosen}
+    return Policy(",".join(words), asked=asked, **flags)
 
 
 def _unknown(word: str) -> Problem:
