@@ -29,7 +29,7 @@ _ALL = (
     Pipeline("gpipe", "GPipe: all forwards, then all backwards"),
     Pipeline("1f1b", "1F1B: one forward, one backward"),
     Pipeline("interleaved", "interleaved 1F1B: several chunks per rank", 2, 0),
-    Pipeline("zb-h1", "ZB-H1: weight gradients fill the bubble"),
+    Pipeline("zb-h1", "ZB-H1: weight gradients fill the bubble", 1, 0),
     Pipeline("zbv", "ZBV: zero bubble, two chunks in a V", 2, 2, True),
     Pipeline("dualpipev", "DualPipeV: forwards paired with backwards, two chunks in a V", 2, 2, True),
     Pipeline("looped-bfs", "looped BFS: chunk after chunk", 1, 0),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgraph.errors import InputError
+from stepgraph.ir.pipelines import PIPELINES, stages_on_ranks
 from stepgraph.passes.pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -21,9 +22,7 @@ from stepgraph.passes.pipeline.actions import (
     Action,
     Order,
     Slot,
-    looped,
     slot_shown,
-    v_shaped,
 )
 from stepgraph.passes.pipeline.peaks import peak_activations
 from stepgraph.passes.pipeline.repeating import shifted
@@ -149,7 +148,7 @@ def test_every_stage_takes_every_microbatch_once(made: tuple[Schedule, Order, in
 def test_stages_run_where_their_shape_puts_them(made: tuple[Schedule, Order, int]) -> None:
     schedule, order, _ = made
     ranks = len(order.ranks)
-    assert order.stage_rank == (v_shaped(ranks) if schedule.shape == "v" else looped(ranks, order.chunks))
+    assert order.stage_rank == stages_on_ranks(ranks, order.chunks, v_shaped=schedule.shape == "v")
     for rank, slots in enumerate(order.ranks):
         assert {order.stage_rank[stage] for slot in slots for _, stage, _ in slot} == {rank}
 
@@ -283,3 +282,12 @@ def test_an_unknown_schedule_gets_a_suggestion() -> None:
     assert schedule_of("1F1B").name == "1f1b"
     with pytest.raises(InputError, match=r"unknown schedule 'zb-v'.*Did you mean 'zbv'\? \[pipeline-schedule\]"):
         schedule_of("zb-v")
+
+
+def test_layouts_and_schedules_agree_on_how_stages_lie() -> None:
+    assert PIPELINES.keys() == SCHEDULES.keys()
+    for name, schedule in SCHEDULES.items():
+        pipeline = PIPELINES[name]
+        assert pipeline.v_shaped == (schedule.shape == "v")
+        assert pipeline.most_chunks == schedule.chunks
+        assert pipeline.least_chunks == schedule.chunks or not schedule.chunks

@@ -42,16 +42,6 @@ class Order:
         return len(self.stage_rank) // len(self.ranks)
 
 
-def looped(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Ranks of the stages when the stream passes all ranks `chunks` times: 0 1 2 3 0 1 2 3."""
-    return tuple(range(ranks)) * chunks
-
-
-def v_shaped(ranks: int) -> tuple[int, ...]:
-    """Ranks of the stages when the stream goes down and comes back: 0 1 2 3 3 2 1 0."""
-    return (*range(ranks), *reversed(range(ranks)))
-
-
 def shown(action: Action) -> str:
     """An action as torch writes it: `4B0` is the backward of micro-batch 0 on stage 4."""
     kind, stage, microbatch = action

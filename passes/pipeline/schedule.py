@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 import attrs
 
 from stepgraph.errors import InputError, Problem
-from stepgraph.passes.pipeline.actions import Order, Slot, looped, v_shaped
+from stepgraph.ir.pipelines import stages_on_ranks
+from stepgraph.passes.pipeline.actions import Order, Slot
 from stepgraph.passes.pipeline.repeating import Repeating, Turn
 
 RankSlots: TypeAlias = Callable[[int, int, int, int], Iterable[Slot]]
@@ -30,7 +31,7 @@ class Schedule:
     shape: how the stages lie on the ranks, "loop" or "v". chunks: stages per rank, 0 where any number from
     `fewest_chunks` on will do. most_ranks: 0 for no limit. splits_backward: whether the gradients of inputs and
     weights are actions of their own. takes: whether (ranks, chunks, microbatches) works; `takes_text` says it in
-    words. combined: the form in which a forward and a backward run as one slot, where Megatron-LM has one.
+    words. pairs: whether slots of a forward and a backward occur. combined: the form in which a forward and a backward run as one slot, where Megatron-LM has one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Schedule:
     most_ranks: int = 0
     takes: Callable[[int, int, int], bool] = _any_number
     takes_text: str = "1 or more"
+    pairs: bool = False
     combined: Schedule | None = None
 
     def order(self, ranks: int, chunks: int, microbatches: int) -> Order:
@@ -55,7 +57,7 @@ class Schedule:
         problems = list(self._problems(ranks, chunks, microbatches))
         if problems:
             raise InputError(problems)
-        stage_rank = v_shaped(ranks) if self.shape == "v" else looped(ranks, chunks)
+        stage_rank = stages_on_ranks(ranks, chunks, v_shaped=self.shape == "v")
         return Order(
             stage_rank, tuple(tuple(self.rank_slots(ranks, chunks, microbatches, rank)) for rank in range(ranks))
         )
