@@ -47,9 +47,7 @@ def lower(model: Model, layout: Layout, rewrites: Sequence[Rewrite] = ()) -> Pro
     steps = _step_templates(_runs_of_ranks(dealt, owners), templates, model, layout, mesh)
     templates.update((step.name, apply_rewrites(step, rewrites)) for step in steps)
     stages = tuple(Stage(runs, steps[rank].name, rank) for rank, runs in zip(owners, dealt, strict=True))
-    return Program(
-        model.name, tuple(templates.values()), stages, layout.n_microbatches, schedule=layout.schedule
-    )
+    return Program(model.name, tuple(templates.values()), stages, layout.n_microbatches, schedule=layout.schedule)
 
 
 def _runs_of_ranks(dealt: Sequence[tuple[Run, ...]], owners: Sequence[int]) -> list[tuple[Run, ...]]:

@@ -14,7 +14,8 @@ from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.fusing.programs import template_counts
-from stepgraph.passes.iteration import Part, iterate, part_of
+from stepgraph.passes.iteration import iterate
+from stepgraph.passes.parts import Part, part_of
 
 PHASES = tuple(phase.value for phase in Phase)
 

@@ -124,12 +124,16 @@ def _first_reader(graph: Graph, param: Tensor) -> Op | None:
 
 def reductions(chunk: Chunk, travel: Travel) -> Iterator[tuple[float, float]]:
     """(ready, seconds) of every bucket of a chunk that holds all of its buffer, in the order in which it is ready."""
-    yield from _calls(chunk, travel, travel.reduce_s, [(count, made) for count, _, made in chunk.pieces(travel.of_experts)])
+    yield from _calls(
+        chunk, travel, travel.reduce_s, [(count, made) for count, _, made in chunk.pieces(travel.of_experts)]
+    )
 
 
 def gathers(chunk: Chunk, travel: Travel) -> Iterator[tuple[float, float]]:
     """(needed, seconds) of the same buckets, in the order in which forward needs them."""
-    pieces = [(count, -needed) for count, needed, _ in chunk.pieces(travel.of_experts)]  # the latest of -t is the first t
+    pieces = [
+        (count, -needed) for count, needed, _ in chunk.pieces(travel.of_experts)
+    ]  # the latest of -t is the first t
     found = [(-needed, seconds) for needed, seconds in _calls(chunk, travel, travel.gather_s, pieces)]
     yield from reversed(found)
 

@@ -37,7 +37,9 @@ class Launching:
 def launch_name(name: str, *, cuda_graphs: bool = False) -> str:
     """The name of a launch model. Raises: InputError (launch) for an unknown one, or CUDA graphs without a host."""
     if name not in LAUNCHES:
-        raise refuse("launch", "--launch", f"no launch model {name!r}", ", ".join(LAUNCHES), did_you_mean(name, LAUNCHES))
+        raise refuse(
+            "launch", "--launch", f"no launch model {name!r}", ", ".join(LAUNCHES), did_you_mean(name, LAUNCHES)
+        )
     if cuda_graphs and name == "additive":
         what = "CUDA graphs shorten the host's work, which the additive model does not have"
         raise refuse("launch", "--cuda-graphs", what, "launch host or both")

@@ -18,7 +18,7 @@ from stepgraph.passes.base import Setting
 from stepgraph.passes.comparison import Totals
 from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
-from stepgraph.passes.iteration import Part, part_of
+from stepgraph.passes.parts import Part, part_of
 from stepgraph.passes.profiles import operand_bytes
 from stepgraph.passes.traffic import savings
 

@@ -78,7 +78,11 @@ def _with_pairs(
 
 def _by_stage(syncs: Sequence[RankSync], extra: Sequence[Sequence[Beside]]) -> tuple[float, ...]:
     """Seconds per virtual stage, in the order of the stream."""
-    placed = [(stage, own.added_s) for sync, found in zip(syncs, extra, strict=True) for stage, own in zip(sync.stages, found, strict=True)]
+    placed = [
+        (stage, own.added_s)
+        for sync, found in zip(syncs, extra, strict=True)
+        for stage, own in zip(sync.stages, found, strict=True)
+    ]
     return tuple(seconds for _, seconds in sorted(placed))
 
 

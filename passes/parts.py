@@ -95,7 +95,9 @@ def part_of(cost: Costs, chosen: Sequence[int], setting: Setting) -> Part:
     index = np.array(chosen, dtype=np.int64)
     kernels = int(cost.kernels[index].sum())
     gaps = Buckets(launch=kernels * setting.launching.gap_s)
-    return counted(cost, chosen, gather_buckets([cost.graph.ops[i] for i in chosen], cost.time_s[index].tolist()) + gaps)
+    return counted(
+        cost, chosen, gather_buckets([cost.graph.ops[i] for i in chosen], cost.time_s[index].tolist()) + gaps
+    )
 
 
 def counted(cost: Costs, chosen: Sequence[int], buckets: Buckets, hidden: Buckets = Buckets()) -> Part:

@@ -81,9 +81,7 @@ class Pipelining:
         return tuple(joined_chunks(own) for own in chunks.values())
 
 
-def timing_of(
-    stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]
-) -> Timing:
+def timing_of(stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]) -> Timing:
     """Seconds of every computation and transfer of a pipeline."""
     return Timing(
         forward_s=[stage.forward.time_s for stage in stages],

@@ -79,7 +79,9 @@ def syncs_of(program: Program, costed: Mapping[str, Costs], setting: Setting) ->
     return tuple(found)
 
 
-def reduced(sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting, *, aligned: bool) -> Beside:
+def reduced(
+    sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting, *, aligned: bool
+) -> Beside:
     """Gradient collectives of a rank whose last backward ends when `run` says.
 
     One chunk: rank 0 reduces bucket by bucket in its last backward; the others reduce everything after theirs, which is

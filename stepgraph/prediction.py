@@ -22,12 +22,13 @@ from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout
+from stepgraph.overlapping import check_overlap, communication_of
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.exchanges import exchanges
-from stepgraph.passes.iteration import Iteration, Part, StageCost, iterate
+from stepgraph.passes.iteration import Iteration, iterate
 from stepgraph.passes.modelflops import Mfu, count_flops, count_params, mfu
+from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.seating import seat, seating_note
-from stepgraph.overlapping import check_overlap, communication_of
 from stepgraph.report import BackwardOverForward, Bubble, Prediction, StageReport
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _assemble(
         launch=chosen.launch,
         cuda_graphs=chosen.cuda_graphs,
         overlap=chosen.overlap.name,
-        p2p_mode=iteration.mode.name,
+        p2p_mode=str(iteration.mode),
         communication_s=communication_of(iteration, stage),
         stages=tuple(_stage(rank, program, iteration) for rank in range(layout.pp)),
         all_to_alls=found,

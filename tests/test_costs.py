@@ -23,9 +23,11 @@ from stepgraph.passes.base import setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.collective import collective_s, crosses_domain, geometry_of
 from stepgraph.passes.costing import Costs, costs
-from stepgraph.passes.iteration import Part, StageCost, cost_stages, iterate, time_step
+from stepgraph.passes.iteration import iterate, time_step
 from stepgraph.passes.launch import kappa
+from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.profiles import PROFILES, operand_bytes
+from stepgraph.passes.stagecosts import cost_stages
 
 H100 = setting(load_target("h100"))
 LAYOUTS = (
