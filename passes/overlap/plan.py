@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import attrs
@@ -28,6 +29,10 @@ Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py (num_
 """
 
 
+_NO_PAIRS: Mapping[int, int] = MappingProxyType({})
+_NO_WINDOWS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+
 @attrs.frozen
 class Join:
     """Whatever is issued next waits for these ops."""
@@ -44,11 +49,11 @@ class Partners:
     while it runs, and then a wait for it. loose: other collectives that the next op does not wait for.
     """
 
-    early: dict[int, int] = attrs.field(factory=dict)
-    late: dict[int, int] = attrs.field(factory=dict)
-    rings: dict[int, int] = attrs.field(factory=dict)
-    pipelines: dict[int, int] = attrs.field(factory=dict)
-    windows: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    early: Mapping[int, int] = _NO_PAIRS
+    late: Mapping[int, int] = _NO_PAIRS
+    rings: Mapping[int, int] = _NO_PAIRS
+    pipelines: Mapping[int, int] = _NO_PAIRS
+    windows: Mapping[int, tuple[int, ...]] = _NO_WINDOWS
     loose: frozenset[int] = frozenset()
 
     def hosts(self) -> dict[int, int]:
@@ -61,12 +66,12 @@ class Partners:
         return pairs | {guest: host for host, guests in self.windows.items() for guest in guests}
 
 
-def plan(work: Work, partners: Partners) -> list[Step]:
+def steps_of(work: Work, partners: Partners) -> list[Step]:
     """Issue ops in program order, partners together, nothing before what it reads."""
-    return plan_parts(work, partners, [work.chosen])
+    return steps_of_parts(work, partners, [work.chosen])
 
 
-def plan_parts(work: Work, partners: Partners, parts: Iterable[Sequence[int] | Join]) -> list[Step]:
+def steps_of_parts(work: Work, partners: Partners, parts: Iterable[Sequence[int] | Join]) -> list[Step]:
     """The same with an order of one's own: positions part by part, and joins between them."""
     issuer = _Issuer(work, partners)
     for part in parts:
