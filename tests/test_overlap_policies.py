@@ -41,8 +41,8 @@ def program(name: str, layout: Layout) -> Program:
     return lower(load_model(name, layers), layout)
 
 
-def llama(**changes: object) -> Graph:
-    return program("llama-3-8b", attrs.evolve(Layout(tp=8), **changes))["dense"]
+def llama(layout: Layout = Layout(tp=8)) -> Graph:  # noqa: B008 - frozen
+    return program("llama-3-8b", layout)["dense"]
 
 
 def moe(name: str = "deepseek-v3", tp: int = 1, recompute: str = "none") -> Graph:
@@ -69,7 +69,7 @@ def some_seconds(data: DataObject, graph: Graph) -> dict[str, float]:
 
 def cost_seconds(graph: Graph) -> list[float]:
     found = costs(graph, H100)
-    return (found.time_s + found.kernels * H100.target.launch.gap_s).tolist()
+    return [float(s) for s in found.time_s + found.kernels * H100.target.launch.gap_s]
 
 
 # Words
@@ -133,10 +133,10 @@ def test_contradictions_are_refused() -> None:
 
 LAYERS = [
     llama(),
-    llama(sp=False),
-    llama(tp_regather=False),
-    llama(recompute="full"),
-    llama(recompute="selective"),
+    llama(Layout(tp=8, sp=False)),
+    llama(Layout(tp=8, tp_regather=False)),
+    llama(Layout(tp=8, recompute="full")),
+    llama(Layout(tp=8, recompute="selective")),
     program("llama-3-8b", Layout(tp=8))["head"],
     program("llama-3-8b", Layout(tp=8))["embedding"],
     moe(),
@@ -254,7 +254,7 @@ def covered(graph: Graph, phase: Phase) -> set[str]:
 
 
 def test_without_sequence_parallelism_the_all_reduce_of_dgrad_hides_under_wgrad() -> None:
-    graph = llama(sp=False)
+    graph = llama(Layout(tp=8, sp=False))
     t = dict(zip([op.name for op in graph.ops], cost_seconds(graph), strict=True))
     hidden = sum(max(0, t[f"{name}.dx.all_reduce"] - t[f"{name}.dw"]) for name in ("attn.qkv", "mlp.gate_up"))
     assert exposed(graph, Phase.BACKWARD, t, MEGATRON)["tp"] == pytest.approx(hidden)

@@ -33,11 +33,9 @@ def linear_partners(work: Work, policy: Policy, *, apart: Collection[int] = (), 
     its reduce-scatter. apart: linears that handle their collectives themselves. delayed: weight gradients come later, so
     nothing runs beside a reduce-scatter of dgrad.
     """
-    early: dict[int, int] = {}
-    late: dict[int, int] = {}
-    for dx, dw in _backward_pairs(work, apart) if policy.tp_backward else ():
-        early |= {dx: gather for gather in _gathered_again(work, dw)}
-        late |= {dw: scatter for scatter in _reductions(work, dx) if not delayed}
+    pairs = list(_backward_pairs(work, apart)) if policy.tp_backward else []
+    early = {dx: gather for dx, dw in pairs for gather in _gathered_again(work, dw)}
+    late = {dw: scatter for dx, dw in pairs for scatter in _reductions(work, dx) if not delayed}
     rings = dict(_rings(work, apart)) if policy.tp_comm else {}
     pipelines = dict(_pipelines(work, apart)) if policy.tp_comm else {}
     return Partners(early, late, rings, {i: scatter for i, scatter in pipelines.items() if i not in rings})
