@@ -27,7 +27,7 @@ from stepgraph.passes.overlap.policies import NONE, WORDS, Policy, parse_policy
 from stepgraph.passes.overlap.policychecks import check_policy
 from stepgraph.passes.overlap.streams import schedule
 from stepgraph.passes.overlap.templates import Scheduled, partners_of, schedule_phase
-from stepgraph.passes.overlap.work import work_of
+from stepgraph.passes.overlap.work import stream_of, work_of
 
 H100 = setting(load_target("h100"))
 MEGATRON, TP_COMM = parse_policy("megatron"), parse_policy("megatron,tp-comm-overlap")
@@ -214,6 +214,50 @@ def test_megatron_backward_of_tensor_parallel_linears(data: DataObject) -> None:
     assert exposed(llama(), Phase.FORWARD, t, MEGATRON)["tp"] == pytest.approx(sum(t[name] for name in forward))
 
 
+def latent_backward(t: dict[str, float], linears: tuple[str, ...]) -> float:
+    """A layer of latent attention and experts: what is exposed when these column-parallel linears hide theirs."""
+    total = sum(time for name, time in t.items() if is_tp_backward(name))
+    for linear, norm in (
+        ("attn.q_up", "attn.q_norm"),
+        ("attn.kv_up", "attn.kv_norm"),
+        ("moe.shared.gate_up", "moe.norm"),
+    ):
+        if linear in linears:
+            total -= min(t[f"{norm}.regather"], t[f"{linear}.dx"])
+            total -= min(t[f"{linear}.dx.reduce_scatter"], t[f"{linear}.dw"])
+    return total
+
+
+def is_tp_backward(name: str) -> bool:
+    op = moe(tp=2)[name]
+    return op.phase is Phase.BACKWARD and op.group_name == "tp"
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_linears_of_latent_attention_and_shared_experts(data: DataObject) -> None:
+    """Each hides its own, whatever comes next; with shared-expert overlap the shared expert awaits its collectives."""
+    t = some_seconds(data, moe(tp=2))
+    linears = ("attn.q_up", "attn.kv_up", "moe.shared.gate_up")
+    form = latent_backward(t, linears)
+    assert exposed(moe(tp=2), Phase.BACKWARD, t, MEGATRON)["tp"] == pytest.approx(form, abs=1e-12)
+    t |= {name: 0.0 for name in t if name.endswith("all_to_all")}
+    form = latent_backward(t, linears[:2])
+    assert exposed(moe(tp=2), Phase.BACKWARD, t, SHARED)["tp"] == pytest.approx(form, abs=1e-12)
+
+
+def test_collectives_of_experts_with_tensor_parallelism_are_exposed() -> None:
+    graph = program("mixtral-8x7b", Layout(tp=4, dp=4, ep=2, etp=4, global_batch=4))["moe"]
+    t = dict(zip([op.name for op in graph.ops], cost_seconds(graph), strict=True))
+    of_tp = sum(
+        time
+        for op, time in zip(graph.ops, t.values(), strict=True)
+        if op.phase is Phase.BACKWARD and stream_of(op) == "tp"
+    )
+    hidden = min(t["attn.norm.regather"], t["attn.qkv.dx"]) + min(t["attn.qkv.dx.reduce_scatter"], t["attn.qkv.dw"])
+    assert exposed(graph, Phase.BACKWARD, t, MEGATRON)["tp"] == pytest.approx(of_tp - hidden)
+
+
 @given(st.data())
 @settings(max_examples=60)
 def test_tp_comm_overlap(data: DataObject) -> None:
@@ -352,6 +396,20 @@ def test_a_layer_forward_merged_with_a_layer_backward(data: DataObject, graph: G
     first += max(0, times["db"] - times["dw"] - times["mf"]) + max(0, times["cf"] - times["ab"])
     if all(times[c] <= times[b] for c, b in (("cb", "af"), ("df", "mb"), ("db", "mf"), ("cf", "ab"))):
         assert run.communicators[0].exposed_s == pytest.approx(first, abs=1e-12) == 0
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_in_a_pair_weight_gradients_come_too_late_to_hide_reductions(data: DataObject) -> None:
+    """Without all-to-alls a pair is a sequence: only inputs gathered again hide, beside dgrad."""
+    graph = moe(tp=2)
+    t = some_seconds(data, graph)
+    t |= {name: 0.0 for name in t if name.endswith("all_to_all")}
+    seconds = [t[op.name] for op in graph.ops]
+    run = merge_layers(graph, seconds, graph, seconds, attrs.evolve(MERGED, contention=False), H100)
+    hidden = min(t["attn.q_norm.regather"], t["attn.q_up.dx"]) + min(t["attn.kv_norm.regather"], t["attn.kv_up.dx"])
+    hidden += min(t["moe.norm.regather"], t["moe.shared.gate_up.dx"])
+    assert run.seconds == pytest.approx(sum(seconds) - hidden, abs=1e-12)
 
 
 @pytest.mark.parametrize(("ahead", "back"), [("dense", "moe"), ("moe", "dense"), ("dense", "dense")])

@@ -34,11 +34,11 @@ def linear_partners(work: Work, policy: Policy, *, apart: Collection[int] = (), 
     nothing runs beside a reduce-scatter of dgrad.
     """
     pairs = list(_backward_pairs(work, apart)) if policy.tp_backward else []
-    early = {dx: gather for dx, dw in pairs for gather in _gathered_again(work, dw)}
-    late = {dw: scatter for dx, dw in pairs for scatter in _reductions(work, dx) if not delayed}
+    again = {dx: gather for dx, dw in pairs for gather in _gathered_again(work, dw)}
+    reduced = {dw: scatter for dx, dw in pairs for scatter in _reductions(work, dx) if not delayed}
     rings = dict(_rings(work, apart)) if policy.tp_comm else {}
     pipelines = dict(_pipelines(work, apart)) if policy.tp_comm else {}
-    return Partners(early, late, rings, {i: scatter for i, scatter in pipelines.items() if i not in rings})
+    return Partners(again | reduced, rings, {i: scatter for i, scatter in pipelines.items() if i not in rings})
 
 
 def _backward_pairs(work: Work, apart: Collection[int]) -> Iterator[tuple[int, int]]:

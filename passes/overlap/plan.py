@@ -44,13 +44,11 @@ class Join:
 class Partners:
     """Which ops are issued with which others, by position.
 
-    early: matmul -> collective issued just before it. late: matmul -> collective issued just before it and awaited just
-    after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
+    beside: matmul -> collective issued just before it and awaited just after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
     while it runs, and then a wait for it. loose: other collectives that the next op does not wait for.
     """
 
-    early: Mapping[int, int] = _NO_PAIRS
-    late: Mapping[int, int] = _NO_PAIRS
+    beside: Mapping[int, int] = _NO_PAIRS
     rings: Mapping[int, int] = _NO_PAIRS
     pipelines: Mapping[int, int] = _NO_PAIRS
     windows: Mapping[int, tuple[int, ...]] = _NO_WINDOWS
@@ -58,11 +56,7 @@ class Partners:
 
     def hosts(self) -> dict[int, int]:
         """For every op that another one issues, that other one."""
-        pairs = {
-            guest: host
-            for links in (self.early, self.late, self.rings, self.pipelines)
-            for host, guest in links.items()
-        }
+        pairs = {guest: host for links in (self.beside, self.rings, self.pipelines) for host, guest in links.items()}
         return pairs | {guest: host for host, guests in self.windows.items() for guest in guests}
 
 
@@ -112,9 +106,9 @@ class _Issuer:
         self.begun.add(position)
         self._issue_sources(position)
         partners = self.partners
-        for links in (partners.early, partners.late):
-            if position in links:
-                self._issue_loose(links[position])
+        guest = partners.beside.get(position)
+        if guest is not None:
+            self._issue_loose(guest)
         if position in partners.windows:
             self._issue_window(position)
         elif position in partners.rings:
@@ -123,8 +117,8 @@ class _Issuer:
             self._issue_pair(PIPELINE, position, partners.pipelines[position])
         else:
             self.steps.append((LOOSE if position in partners.loose else WAITED, position, -1))
-        if position in partners.late:
-            self.steps.append((JOIN, partners.late[position], -1))
+        if guest is not None:
+            self.steps.append((JOIN, guest, -1))
 
     def _issue_sources(self, position: int) -> None:
         for source in self.work.sources[position]:
@@ -211,8 +205,7 @@ class _Writer:
         hops = [self.add(gather, 1 / (parts - 1), first, "ring") for _ in range(parts - 1)]
         for part in range(parts):
             task = self.add(matmul, 1 / parts, own if part == 0 else (hops[part - 1],), "ring")
-        self.after = (task,)
-        self.loose[gather] = hops[-1]
+        self.after = (task,)  # which is behind the last hop too
 
     def pipeline(self, matmul: int, scatter: int) -> None:
         """A fixed number of parts of the matmul, each followed by its part of the reduce-scatter."""
