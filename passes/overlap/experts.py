@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 import attrs
@@ -34,7 +34,7 @@ class Segment(enum.Enum):
 class Segments:
     """The segment of every forward op of a graph, by name. layers: how many layers with experts there are."""
 
-    of: dict[str, Segment]
+    of: Mapping[str, Segment]
     layers: int
 
     def __getitem__(self, op: Op) -> Segment:

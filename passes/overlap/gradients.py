@@ -81,10 +81,11 @@ def gather_tasks(collective_s: Sequence[float], forward_s: Sequence[float]) -> l
 
     Shapes: one collective per piece of forward. Raises: ValueError where the lengths differ.
     """
+    _same_lengths(collective_s, forward_s)
     tasks: list[Task] = [("dp", c, (), _SMS) for c in collective_s[:1]]
     gathered: list[int] = [0]
     computed: list[int] = []
-    for k, (ahead, f) in enumerate(zip((*collective_s[1:], None), forward_s, strict=True)):
+    for k, (ahead, f) in enumerate(zip((*collective_s[1:], None), forward_s, strict=False)):
         if ahead is not None:
             tasks.append(("dp", ahead, (gathered[k], *computed[-1:]), _SMS))
             gathered.append(len(tasks) - 1)
@@ -112,10 +113,11 @@ def sharded_backward_tasks(
     Issue order: gather of the next unit, backward of this one, its reduce-scatter. Units in backward order.
     Shapes: one of each per unit. Raises: ValueError where the lengths differ.
     """
+    _same_lengths(gather_s, backward_s, reduce_s)
     tasks: list[Task] = [("dp", c, (), _SMS) for c in gather_s[:1]]
     gathered: list[int] = [0]
     computed: list[int] = []
-    for k, (ahead, b, reduce) in enumerate(zip((*gather_s[1:], None), backward_s, reduce_s, strict=True)):
+    for k, (ahead, b, reduce) in enumerate(zip((*gather_s[1:], None), backward_s, reduce_s, strict=False)):
         if ahead is not None:
             tasks.append(("dp", ahead, (gathered[k], *computed[-1:]), _SMS))
             gathered.append(len(tasks) - 1)
@@ -141,6 +143,7 @@ def two_buffer_tasks(backward_s: Sequence[float], reduce_s: Sequence[float]) -> 
 
     Shapes: one reduction per piece of backward. Raises: ValueError where the lengths differ.
     """
+    _same_lengths(backward_s, reduce_s)
     tasks: list[Task] = []
     for k, (b, reduce) in enumerate(zip(backward_s, reduce_s, strict=True)):
         tasks.append((COMPUTE, b, (2 * (k - 2) + 1,) if k >= 2 else (), 0))
@@ -154,3 +157,9 @@ def two_buffer_exposed_s(backward_s: Sequence[float], reduce_s: Sequence[float])
     Source: deepspeedai/DeepSpeed deepspeed/runtime/zero/stage_1_and_2.py (average_tensor).
     """
     return schedule(two_buffer_tasks(backward_s, reduce_s)).total_exposed_s
+
+
+def _same_lengths(*times: Sequence[float]) -> None:
+    lengths = [len(seconds) for seconds in times]
+    if len(set(lengths)) > 1:
+        raise ValueError(f"{' and '.join(map(str, lengths))} times, expected as many of each")

@@ -33,15 +33,12 @@ def linear_partners(work: Work, policy: Policy, *, apart: Collection[int] = (), 
     its reduce-scatter. apart: linears that handle their collectives themselves. delayed: weight gradients come later, so
     nothing runs beside a reduce-scatter of dgrad.
     """
-    partners = Partners()
-    if policy.tp_backward:
-        for dx, dw in _backward_pairs(work, apart):
-            _pair_backward(work, partners, dx, dw, delayed)
-    if policy.tp_comm:
-        partners.rings.update(_rings(work, apart))
-        pipelines = {matmul: scatter for matmul, scatter in _pipelines(work, apart) if matmul not in partners.rings}
-        partners.pipelines.update(pipelines)
-    return partners
+    pairs = list(_backward_pairs(work, apart)) if policy.tp_backward else []
+    again = {dx: gather for dx, dw in pairs for gather in _gathered_again(work, dw)}
+    reduced = {dw: scatter for dx, dw in pairs for scatter in _reductions(work, dx) if not delayed}
+    rings = dict(_rings(work, apart)) if policy.tp_comm else {}
+    pipelines = dict(_pipelines(work, apart)) if policy.tp_comm else {}
+    return Partners(again | reduced, rings, {i: scatter for i, scatter in pipelines.items() if i not in rings})
 
 
 def _backward_pairs(work: Work, apart: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -58,16 +55,17 @@ def _matmuls(work: Work, apart: Collection[int]) -> Iterator[tuple[int, Op]]:
             yield i, work.ops[i]
 
 
-def _pair_backward(work: Work, partners: Partners, dx: int, dw: int, delayed: bool) -> None:
-    """Input gathered again beside dgrad; the input gradient's reduction beside wgrad."""
-    for source in work.sources[dw]:
-        op = work.ops[source]
-        if op.role == "regather" and work.stream(source) == "tp" and work.readers[source][0] == dw:
-            partners.early[dx] = source
-    reducers = [i for i in work.readers[dx] if work.ops[i].kind in ("reduce_scatter", "all_reduce")]
-    alone = len(reducers) == len(work.readers[dx]) == 1
-    if alone and work.stream(reducers[0]) == "tp" and not delayed:
-        partners.late[dw] = reducers[0]
+def _gathered_again(work: Work, dw: int) -> list[int]:
+    """The all-gather that brings a weight gradient its input again, if nobody needs it earlier."""
+    sources = (i for i in work.sources[dw] if work.ops[i].role == "regather" and work.stream(i) == "tp")
+    return [i for i in sources if work.readers[i][0] == dw]
+
+
+def _reductions(work: Work, dx: int) -> list[int]:
+    """The collective that finishes an input gradient, if nothing else reads that gradient."""
+    readers = work.readers[dx]
+    alone = len(readers) == 1 and work.ops[readers[0]].kind in ("reduce_scatter", "all_reduce")
+    return [readers[0]] if alone and work.stream(readers[0]) == "tp" else []
 
 
 def _rings(work: Work, apart: Collection[int]) -> Iterator[tuple[int, int]]:

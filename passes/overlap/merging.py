@@ -19,7 +19,7 @@ from stepgraph.ir.op import Phase
 from stepgraph.passes.base import Setting
 from stepgraph.passes.overlap.experts import Segment, dispatches, is_exchange, segments_of
 from stepgraph.passes.overlap.linears import linear_partners
-from stepgraph.passes.overlap.plan import Join, Step, plan_parts
+from stepgraph.passes.overlap.plan import Join, Step, steps_of_parts
 from stepgraph.passes.overlap.policies import Policy
 from stepgraph.passes.overlap.streams import Exposure
 from stepgraph.passes.overlap.templates import run_steps
@@ -113,7 +113,7 @@ def _steps(work: Work, segments: Sequence[Segment], policy: Policy) -> list[Step
         *(Join(dispatched), forward.experts, combined),
         *(Join(dispatched_back), backward.attention, backward.after),
     )
-    return plan_parts(work, attrs.evolve(partners, loose=loose), order)
+    return steps_of_parts(work, attrs.evolve(partners, loose=loose), order)
 
 
 @attrs.frozen

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import attrs
@@ -28,6 +29,10 @@ Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py (num_
 """
 
 
+_NO_PAIRS: Mapping[int, int] = MappingProxyType({})
+_NO_WINDOWS: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+
+
 @attrs.frozen
 class Join:
     """Whatever is issued next waits for these ops."""
@@ -39,34 +44,28 @@ class Join:
 class Partners:
     """Which ops are issued with which others, by position.
 
-    early: matmul -> collective issued just before it. late: matmul -> collective issued just before it and awaited just
-    after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
+    beside: matmul -> collective issued just before it and awaited just after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
     while it runs, and then a wait for it. loose: other collectives that the next op does not wait for.
     """
 
-    early: dict[int, int] = attrs.field(factory=dict)
-    late: dict[int, int] = attrs.field(factory=dict)
-    rings: dict[int, int] = attrs.field(factory=dict)
-    pipelines: dict[int, int] = attrs.field(factory=dict)
-    windows: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    beside: Mapping[int, int] = _NO_PAIRS
+    rings: Mapping[int, int] = _NO_PAIRS
+    pipelines: Mapping[int, int] = _NO_PAIRS
+    windows: Mapping[int, tuple[int, ...]] = _NO_WINDOWS
     loose: frozenset[int] = frozenset()
 
     def hosts(self) -> dict[int, int]:
         """For every op that another one issues, that other one."""
-        pairs = {
-            guest: host
-            for links in (self.early, self.late, self.rings, self.pipelines)
-            for host, guest in links.items()
-        }
+        pairs = {guest: host for links in (self.beside, self.rings, self.pipelines) for host, guest in links.items()}
         return pairs | {guest: host for host, guests in self.windows.items() for guest in guests}
 
 
-def plan(work: Work, partners: Partners) -> list[Step]:
+def steps_of(work: Work, partners: Partners) -> list[Step]:
     """Issue ops in program order, partners together, nothing before what it reads."""
-    return plan_parts(work, partners, [work.chosen])
+    return steps_of_parts(work, partners, [work.chosen])
 
 
-def plan_parts(work: Work, partners: Partners, parts: Iterable[Sequence[int] | Join]) -> list[Step]:
+def steps_of_parts(work: Work, partners: Partners, parts: Iterable[Sequence[int] | Join]) -> list[Step]:
     """The same with an order of one's own: positions part by part, and joins between them."""
     issuer = _Issuer(work, partners)
     for part in parts:
@@ -107,9 +106,9 @@ class _Issuer:
         self.begun.add(position)
         self._issue_sources(position)
         partners = self.partners
-        for links in (partners.early, partners.late):
-            if position in links:
-                self._issue_loose(links[position])
+        guest = partners.beside.get(position)
+        if guest is not None:
+            self._issue_loose(guest)
         if position in partners.windows:
             self._issue_window(position)
         elif position in partners.rings:
@@ -118,8 +117,8 @@ class _Issuer:
             self._issue_pair(PIPELINE, position, partners.pipelines[position])
         else:
             self.steps.append((LOOSE if position in partners.loose else WAITED, position, -1))
-        if position in partners.late:
-            self.steps.append((JOIN, partners.late[position], -1))
+        if guest is not None:
+            self.steps.append((JOIN, guest, -1))
 
     def _issue_sources(self, position: int) -> None:
         for source in self.work.sources[position]:
@@ -206,8 +205,7 @@ class _Writer:
         hops = [self.add(gather, 1 / (parts - 1), first, "ring") for _ in range(parts - 1)]
         for part in range(parts):
             task = self.add(matmul, 1 / parts, own if part == 0 else (hops[part - 1],), "ring")
-        self.after = (task,)
-        self.loose[gather] = hops[-1]
+        self.after = (task,)  # which is behind the last hop too
 
     def pipeline(self, matmul: int, scatter: int) -> None:
         """A fixed number of parts of the matmul, each followed by its part of the reduce-scatter."""

@@ -13,7 +13,7 @@ from stepgraph.ir.op import Phase
 from stepgraph.passes.base import Setting
 from stepgraph.passes.overlap.experts import segments_of, shared_windows
 from stepgraph.passes.overlap.linears import linear_partners
-from stepgraph.passes.overlap.plan import Partners, Step, plan, seconds_of, tasks_of
+from stepgraph.passes.overlap.plan import Partners, Step, seconds_of, steps_of, tasks_of
 from stepgraph.passes.overlap.policies import Policy
 from stepgraph.passes.overlap.streams import Exposure, schedule
 from stepgraph.passes.overlap.work import Work, work_of
@@ -47,7 +47,7 @@ def schedule_phase(graph: Graph, phase: Phase, seconds: Sequence[float], policy:
     Source: as named by `stepgraph.passes.overlap.policies.WORDS`.
     """
     work = work_of(graph, seconds, phase)
-    steps = plan(work, _partners(graph, work, policy))
+    steps = steps_of(work, partners_of(graph, work, policy))
     return run_steps(work, steps, policy, setting)
 
 
@@ -64,7 +64,8 @@ def sms_of(policy: Policy, setting: Setting) -> int | None:
     return setting.target.compute.sms if policy.contention else None
 
 
-def _partners(graph: Graph, work: Work, policy: Policy) -> Partners:
+def partners_of(graph: Graph, work: Work, policy: Policy) -> Partners:
+    """Which ops of the work run beside which under a policy."""
     if not policy.shared_expert:
         return linear_partners(work, policy)
     windows = shared_windows(work, segments_of(graph))
