@@ -65,7 +65,7 @@ class Growth:
 
 _MEANINGS = MappingProxyType(
     {
-        "compute": "kernels became less efficient: a threshold of their shapes",
+        "compute": "kernels became less efficient: a threshold of their shapes, or the slowdown of long GEMMs",
         "tp": "a threshold of the collectives' protocol",
         "ep": "a threshold of the all-to-all's protocol, or of load balance",
         "cp": "a threshold of the collectives' protocol",

@@ -198,6 +198,19 @@ def test_on_straight_lines_the_flips_are_the_nearest_ones(sizes: list[tuple[int,
     assert (flips.lowest, flips.highest) == (10, 80 * asked)
 
 
+def test_on_straight_lines_a_bracket_takes_two_more_steps() -> None:
+    """1000.5 + u against 2 u: equal at 1000.5, so 1001. The grid sees 2 ... 1024, the bracket 1000 and 1001."""
+    asked: list[int] = []
+
+    def step_times(units: int) -> tuple[float, ...]:
+        asked.append(units)
+        return (1000.5 + units, 2.0 * units)
+
+    flips = find_flips((2, 1), 1, step_times, 1, 1, 4096)
+    assert flips.above is not None and flips.above.global_batch == 1001
+    assert set(asked) == {2**i for i in range(1, 11)} | {1000, 1001}
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=70, max_size=70), st.integers(1, 30))
 def test_whatever_the_times_a_flip_has_the_best_size_beside_it(steps: list[tuple[int, int]], asked: int) -> None:
     best = steps[asked].index(min(steps[asked]))
@@ -306,10 +319,21 @@ def test_one_size_alone_flips_nowhere() -> None:
 
 
 def test_fusions_reach_the_sweep_and_its_flips() -> None:
-    layout = attrs.evolve(DENSE, global_batch=32)
-    fused = sweep_micro_batch("llama-3-8b", layout, "h100", (1, 2), fusions="basic")
-    plain = sweep_micro_batch("llama-3-8b", layout, "h100", (1, 2))
-    assert fused.best.fusions and fused.best.step_time_s < plain.best.step_time_s
+    """Unfused the flip lies elsewhere, so it is the fused programs that were searched."""
+    layout = attrs.evolve(EXPERTS, global_batch=1024)
+    fused, plain = (
+        sweep_micro_batch("qwen3-30b-a3b", layout, "b200", (1, 2), fusions=name).flips.above
+        for name in ("basic", "none")
+    )
+    assert fused and plain and fused.global_batch != plain.global_batch
+
+    def fused_s(micro_batch: int, global_batch: int) -> float:
+        asked = attrs.evolve(layout, micro_batch=micro_batch, global_batch=global_batch)
+        return predict("qwen3-30b-a3b", asked, "b200", fusions="basic").step_time_s
+
+    assert fused_s(fused.after, fused.global_batch) < fused_s(fused.before, fused.global_batch)
+    before = fused.global_batch - 64  # dp x 2
+    assert fused_s(fused.before, before) <= fused_s(fused.after, before) * (1 + MARGIN)
 
 
 def test_progress_is_told_only_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
