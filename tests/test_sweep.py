@@ -316,6 +316,15 @@ def test_the_nearest_flip_is_the_one_in_the_json() -> None:
 def test_one_size_alone_flips_nowhere() -> None:
     found = run_json(*LINE, "2")
     assert (found["flip"], found["best_micro_batch"]) == (None, 2)
+    assert "flips" not in run(*LINE, "2").stdout
+
+
+def test_a_search_that_did_not_happen_is_not_called_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 stages x (8 + 4 + 2 + 1) micro-batches are 60 slots; the smallest step of all sizes is 8 sequences."""
+    arguments = (*LINE, "--global-batch", "8")
+    assert "below: no smaller global batch allows all sizes" in run(*arguments).stdout
+    monkeypatch.setattr(sweeprun, "MOST_SLOTS", 4 * 60 - 1)
+    assert "above: not searched" in run(*arguments).stdout
 
 
 def test_fusions_reach_the_sweep_and_its_flips() -> None:

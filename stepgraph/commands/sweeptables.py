@@ -116,12 +116,26 @@ def _verdict(sweep: Sweep) -> Iterator[str]:
         f"best                   micro-batch {sweep.best_micro_batch} at global batch {sweep.global_batch}: "
         f"{seconds(best.step_time_s)}"
     )
-    yield f"flips                  {_flip(sweep.flips.below, f'down to {sweep.flips.lowest}')}"
-    yield f"                       {_flip(sweep.flips.above, f'up to {sweep.flips.highest}')}"
+    if len(sweep.sizes) > 1:
+        yield f"flips                  {_below(sweep)}"
+        yield f"                       {_above(sweep)}"
 
 
-def _flip(flip: Flip | None, searched: str) -> str:
-    if flip is None:
-        return f"none {searched}"
-    side = "below" if searched.startswith("down") else "above"
-    return f"{side}: at global batch {flip.global_batch} micro-batch {flip.after} takes over from {flip.before}"
+def _below(sweep: Sweep) -> str:
+    if sweep.flips.below:
+        return f"below: {_flip(sweep.flips.below)}"
+    if sweep.flips.lowest == sweep.global_batch:
+        return "below: no smaller global batch allows all sizes"
+    return f"below: none down to {sweep.flips.lowest}"
+
+
+def _above(sweep: Sweep) -> str:
+    if sweep.flips.above:
+        return f"above: {_flip(sweep.flips.above)}"
+    if sweep.flips.highest == sweep.global_batch:
+        return "above: not searched, it would take long to simulate"
+    return f"above: none up to {sweep.flips.highest}"
+
+
+def _flip(flip: Flip) -> str:
+    return f"at global batch {flip.global_batch} micro-batch {flip.after} takes over from {flip.before}"
