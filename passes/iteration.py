@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
-from stepgraph.passes.costing import costs
+from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.hops import hops_s
 from stepgraph.passes.overlapped import Change, run_overlapped
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
 from stepgraph.passes.pipeline.modes import Mode
+from stepgraph.passes.pipeline.timing import Timing
 from stepgraph.passes.pipelining import Pipelining, timing_of
 from stepgraph.passes.seating import seat
 from stepgraph.passes.stagecosts import cost_stages
@@ -46,20 +47,45 @@ class Iteration:
         return max(range(len(self.ranks)), key=lambda i: (self.ranks[i].micro_batch.time_s, -i))
 
 
-def iterate(program: Program, setting: Setting) -> Iteration:
-    """Cost a program and put its stages through the pipeline.
+@attrs.frozen(eq=False)
+class CostedStep:
+    """A program costed once; `at` puts it through the pipeline with any number of micro-batches.
 
-    Source: How to Think About Asymptotic Times, section 8 (closed form); Narayanan et al. 2021 (arXiv:2104.04473)
-    for 1F1B; NVIDIA/Megatron-LM megatron/core/pipeline_parallel/p2p_communication.py for blocking batched calls.
+    setting: with the seats that the program's groups take.
     """
+
+    program: Program
+    costed: Mapping[str, Costs]
+    stages: tuple[StageCost, ...]
+    timing: Timing
+    how: Pipelining
+    setting: Setting
+
+    def at(self, microbatches: int) -> Iteration:
+        """The step with so many micro-batches. Raises: InputError when the pipeline cannot run them."""
+        program = attrs.evolve(self.program, microbatches=microbatches)
+        run, changes = run_overlapped(program, self.costed, self.stages, self.timing, self.how, self.setting)
+        return finish_step(self.stages, self.timing, run, microbatches, self.how, changes)
+
+
+def cost_step(program: Program, setting: Setting) -> CostedStep:
+    """Cost what does not depend on the number of micro-batches."""
     setting = seat(setting, program)
     costed = {graph.name: costs(graph, setting) for graph in program.templates}
     stages = cost_stages(program, costed, setting)
     timing = timing_of(stages, *hops_s(program, costed, setting))
     owners = tuple(stage.rank for stage in program.stages)
     how = Pipelining(program.schedule, owners, setting.p2p, setting.overlap.expert_comm)
-    run, changes = run_overlapped(program, costed, stages, timing, how, setting)
-    return finish_step(stages, run, program.microbatches, how, changes)
+    return CostedStep(program, costed, stages, timing, how, setting)
+
+
+def iterate(program: Program, setting: Setting) -> Iteration:
+    """Cost a program and put its stages through the pipeline.
+
+    Source: How to Think About Asymptotic Times, section 8 (closed form); Narayanan et al. 2021 (arXiv:2104.04473)
+    for 1F1B; NVIDIA/Megatron-LM megatron/core/pipeline_parallel/p2p_communication.py for blocking batched calls.
+    """
+    return cost_step(program, setting).at(program.microbatches)
 
 
 def time_step(
@@ -71,12 +97,13 @@ def time_step(
 ) -> Iteration:
     """Put costed stages through a pipeline (1F1B, one stage per rank, unless told) and the step that follows it."""
     how = pipelining or Pipelining("1f1b", tuple(range(len(stages))))
-    run = how.run(microbatches, timing_of(stages, hops_forward_s, hops_backward_s))
-    return finish_step(stages, run, microbatches, how)
+    timing = timing_of(stages, hops_forward_s, hops_backward_s)
+    return finish_step(stages, timing, how.run(microbatches, timing), microbatches, how)
 
 
 def finish_step(
     stages: Sequence[StageCost],
+    timing: Timing,
     run: PipelineRun,
     microbatches: int,
     how: Pipelining,
@@ -94,6 +121,7 @@ def finish_step(
     step_s = norm_s + max(_time_s(cost.after_norm, change.after_norm) for cost, _, change in rows)
     busiest = microbatches * max(cost.micro_batch.time_s for cost in ranks)
     work = [cost.micro_batch * microbatches + cost.step + change.total for cost, _, change in rows]
+    links_s = how.received_s(timing)
     return Iteration(
         step_s,
         closed_form_s(ranks, microbatches, how.chunks),
@@ -104,7 +132,10 @@ def finish_step(
         run,
         how.transfers,
         tuple(_fill(part.buckets, own, step_s) for part, own in zip(work, run.ranks, strict=True)),
-        tuple(part.hidden for part in work),
+        tuple(
+            part.hidden + Buckets(pp_transfer=max(0.0, microbatches * link_s - own.transfer_s))
+            for part, own, link_s in zip(work, run.ranks, links_s, strict=True)
+        ),
     )
 
 

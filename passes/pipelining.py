@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import attrs
 
@@ -72,6 +73,15 @@ class Pipelining:
         """Simulate. Raises: InputError (too-many-micro-batches, pipeline-microbatches)."""
         _check_size(len(self.owners), microbatches)
         return simulate_schedule(self.order_of(), self.ranks, self.chunks, microbatches, timing, self.transfers)
+
+    def received_s(self, timing: Timing) -> tuple[float, ...]:
+        """Seconds in which the links carry what each rank receives for one micro-batch."""
+        found = [0.0] * self.ranks
+        for boundary, (before, after) in enumerate(pairwise(self.owners)):
+            if before != after:
+                found[after] += timing.hop_forward_s[boundary]
+                found[before] += timing.hop_backward_s[boundary]
+        return tuple(found)
 
     def joined(self, stages: Iterable[StageCost]) -> tuple[StageCost, ...]:
         """What each rank runs, its chunks together."""

@@ -58,11 +58,10 @@ def predict(
     "megatron" or its flags. p2p: how transfers between stages are issued; "auto" is what is usual for the schedule.
     Raises: InputError for an impossible layout or unknown names.
     """
-    rules = () if fusions in ("none", ()) else _rules(fusions)  # most predictions fuse nothing, and need not import it
     model = model if isinstance(model, Model) else load_model(model)
     target = target if isinstance(target, Target) else load_target(target)
     chosen = setting(target, profile, eta, launch, cuda_graphs=cuda_graphs, overlap=overlap, p2p=p2p)
-    return predict_under(model, layout, chosen, rules, rank)
+    return predict_under(model, layout, chosen, named_rules(fusions), rank)
 
 
 def predict_under(
@@ -87,7 +86,10 @@ def predict_under(
     return attrs.evolve(found, fusions=tuple(rule.name for rule in rules))
 
 
-def _rules(fusions: str | Sequence[AnyRule]) -> tuple[AnyRule, ...]:
+def named_rules(fusions: str | Sequence[AnyRule]) -> tuple[AnyRule, ...]:
+    """The rules of the argument `fusions`. Raises: InputError."""
+    if fusions in ("none", ()):
+        return ()  # most predictions fuse nothing, and need not import the rules
     from stepgraph.passes.fusing.sets import as_rules
 
     return as_rules(fusions)

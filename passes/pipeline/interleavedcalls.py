@@ -18,7 +18,8 @@ from itertools import chain
 
 import attrs
 
-from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, Order, Slot, looped
+from stepgraph.ir.pipelines import stages_on_ranks
+from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, Order, Slot
 from stepgraph.passes.pipeline.modes import Mode
 from stepgraph.passes.pipeline.steps import AWAITED, POSTED, Call, computed, is_one_op
 from stepgraph.passes.pipeline.timing import Timing
@@ -49,7 +50,7 @@ def turns_of(order: Order) -> list[Turns] | None:
     the pairs are slots, any w above 0 will do.
     """
     ranks = len(order.ranks)
-    if order.chunks < 2 or order.stage_rank != looped(ranks, order.chunks):
+    if order.chunks < 2 or order.stage_rank != stages_on_ranks(ranks, order.chunks):
         return None
     found = [_rank_turns(order, rank) for rank in range(ranks)]
     turns = [each for each in found if each]

@@ -21,6 +21,7 @@ from stepgraph.commands.options import (
     rules_from,
     target_from,
 )
+from stepgraph.commands.sweeping import refuse_contradictions, sweep_command, sweep_option
 from stepgraph.errors import together
 
 EPILOG = """\b
@@ -30,6 +31,7 @@ Examples:
   stepgraph predict config.json --set num_hidden_layers=4 --recompute full --json
   stepgraph predict llama-3-8b --fusions basic
   stepgraph predict llama-3-70b --gpus 64 --tp 8 --pp 4 --vpp 4 --global-batch 64 --overlap megatron
+  stepgraph predict llama-3-70b --gpus 64 --tp 8 --pp 8 --global-batch 128 --sweep-micro-batch
 """
 
 
@@ -38,6 +40,7 @@ Examples:
 @fusions_option("none")
 @click.option("--rank", type=int, help="Whose time to break down.  [default: a rank of the slowest stage]")
 @click.option("--check", is_flag=True, help="Verify every graph first.")
+@sweep_option
 @JSON_OPTION
 def command(
     config: str,
@@ -52,6 +55,7 @@ def command(
     fusions: str,
     rank: int | None,
     check: bool,
+    sweep_sizes: tuple[int, ...] | None,
     as_json: bool,
     **layout: Any,
 ) -> None:
@@ -62,6 +66,8 @@ def command(
     from stepgraph.passes.base import software
     from stepgraph.prediction import predict_under
 
+    if sweep_sizes:
+        refuse_contradictions(click.get_current_context())
     model, chosen, machine, runs, rules = together(
         lambda: model_from(config, overrides),
         lambda: layout_from(layout),
@@ -71,6 +77,9 @@ def command(
     )
     if check:
         _verify(model, chosen)
+    if sweep_sizes:
+        sweep_command(model, chosen, runs.on(machine), sweep_sizes, rules, as_json=as_json)
+        return
     with rule_faults(rules):
         prediction = predict_under(model, chosen, runs.on(machine), rules, rank)
     if as_json:
