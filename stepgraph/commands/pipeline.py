@@ -46,7 +46,7 @@ def command(max_boxes: int | None, output: Path | None, as_json: bool, **asked: 
     Times are those of one micro-batch on one rank, in seconds or any other unit: results have the unit that was put
     in. With several stages per rank, each takes its share of them. Bubble = makespan / (n (tf + tb)) - 1.
     """
-    from stepgraph.commands.pipelineanswers import as_fields, picture_of, show_pipeline
+    from stepgraph.commands.pipelineanswers import as_fields, picture_of
     from stepgraph.commands.pipelinerun import Ask, answer, case_of
     from stepgraph.rendering import write_text
     from stepgraph.timeline import MOST_BOXES, check_boxes
@@ -62,6 +62,8 @@ def command(max_boxes: int | None, output: Path | None, as_json: bool, **asked: 
     if as_json:
         click.echo(json.dumps(as_fields(found), indent=2))
         return
+    from stepgraph.commands.pipelinetables import show_pipeline
+
     show_pipeline(found)
 
 

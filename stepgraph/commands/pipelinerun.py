@@ -11,6 +11,7 @@ import attrs
 
 from stepgraph.bars import Bar, bars_of
 from stepgraph.errors import InputError, Problem, refuse, together
+from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.actions import Order
 from stepgraph.passes.pipeline.jitter import Jittered, jittered
 from stepgraph.passes.pipeline.modes import Mode, parse_mode
@@ -18,7 +19,7 @@ from stepgraph.passes.pipeline.orderfile import read_order
 from stepgraph.passes.pipeline.peaks import peak_activations
 from stepgraph.passes.pipeline.schedule import Schedule
 from stepgraph.passes.pipeline.schedules import SCHEDULES, schedule_of
-from stepgraph.passes.pipeline.simulation import PipelineRun, simulate, simulate_schedule
+from stepgraph.passes.pipeline.simulation import simulate, simulate_schedule
 from stepgraph.passes.pipeline.timing import Timing, uniform
 from stepgraph.textlanes import MOST_COLUMNS, MOST_RANKS
 
@@ -113,12 +114,26 @@ def case_of(ask: Ask) -> Case:
     the file, and pipeline-file-shape where an option contradicts the file).
     """
     tw = ask.tb / 2 if ask.tw is None else ask.tw
-    (name, schedule, order, sizes), mode, _ = together(
+    (name, schedule, order, (pp, vpp, micro_batches)), mode, _ = together(
         lambda: _order(ask),
         lambda: parse_mode(ask.mode),
         lambda: _check(_time_problems(ask, tw)),
     )
-    return Case(name, schedule, order, *sizes, ask.tf, ask.tb, tw, ask.p2p, mode, ask.jitter, ask.seed)
+    return Case(
+        name=name,
+        schedule=schedule,
+        order=order,
+        pp=pp,
+        vpp=vpp,
+        micro_batches=micro_batches,
+        tf=ask.tf,
+        tb=ask.tb,
+        tw=tw,
+        p2p=ask.p2p,
+        mode=mode,
+        jitter=ask.jitter,
+        seed=ask.seed,
+    )
 
 
 def answer(case: Case, *, bars: bool) -> Answer:
