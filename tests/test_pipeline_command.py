@@ -185,7 +185,8 @@ def test_the_readers_own_order_gets_stuck_and_is_told_where(tmp_path: Path) -> N
         (("--jitter", "-0.1"), "--jitter: -0.1; expected"),
         (("--tw", "2.5"), "--tw: tw = 2.5; expected at most tb = 2, the whole backward"),
         (("--tf", "0", "--tb", "0"), "--tf, --tb: both are zero"),
-        (("--tf", "1e308", "--tb", "1e308"), "[pipeline-times]"),
+        (("--tf", "1e308", "--tb", "1e308"), "too large to be added up"),
+        (("--tf", "1e-320", "--tb", "0", "--p2p", "1"), "too far apart to be compared"),
         (("--schedule", "zvb"), "Did you mean 'zbv'? [pipeline-schedule]"),
         (("--schedule", "nowhere.csv"), "[pipeline-file]"),
         (("--schedule", "no/where"), "[pipeline-file]"),
@@ -222,3 +223,9 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     assert all(f"[{code}]" in said for code in codes)
     assert said.count("[pipeline-times]") == 2
     assert len(said.splitlines()) == 5
+
+
+def test_the_picture_in_the_documents_is_what_the_command_draws(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.svg"
+    assert run("--schedule", "dualpipev", "--mode", "joint:0.8", "-o", str(path)).exit_code == 0
+    assert path.read_text(encoding="utf-8") == (DOCUMENT.parent / "images/pipeline.svg").read_text(encoding="utf-8")

@@ -35,7 +35,7 @@ def as_fields(found: Answer) -> dict[str, Any]:
 def picture_of(found: Answer, most_boxes: int) -> str:
     """The run as SVG. Raises: InputError (too-many-boxes)."""
     case = found.case
-    note = f"makespan {shown(found.run.makespan_s)}, bubble {found.bubble:z.1%} over n (tf + tb) = {shown(case.ideal)}"
+    note = f"makespan {found.run.makespan_s:.6g}, bubble {over_ideal(found)}"
     caption = Caption(sizes(case), f"{note}; {times(case)}", "time, in the unit of tf and tb")
     return to_svg(found.bars, case.pp, found.run.makespan_s, caption, most_boxes=most_boxes)
 
@@ -64,6 +64,11 @@ def times(case: Case) -> str:
     return f"tf {case.tf:g}, tb {case.tb:g}, tw {case.tw:g}, p2p {case.p2p:g}, {case.mode}"
 
 
-def shown(time: float) -> str:
-    """Six digits; nothing that rounding has left of zero."""
-    return f"{time:.6g}" if abs(time) >= 1e-12 else "0"
+def over_ideal(found: Answer) -> str:
+    """`37.5% over n (tf + tb) = 24`."""
+    return f"{found.bubble:z.1%} over n (tf + tb) = {found.case.ideal:.6g}"
+
+
+def shown(time: float, makespan: float) -> str:
+    """Six digits; nothing where rounding has left it of zero."""
+    return f"{time:.6g}" if abs(time) > 1e-9 * makespan else "0"

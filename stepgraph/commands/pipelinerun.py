@@ -139,16 +139,18 @@ def case_of(ask: Ask) -> Case:
 def answer(case: Case, *, bars: bool) -> Answer:
     """Simulate a case. bars: whether they are wanted for a picture; then every micro-batch has to be run.
 
-    Raises: InputError (those of the simulation, such as an order that deadlocks; pipeline-times where the times add up
-    to more than a number can hold).
+    Raises: InputError (those of the simulation, such as an order that deadlocks; pipeline-times where makespan or
+    bubble are more than a number can hold).
     """
     run, drawn = _drawn_run(case) if bars else (_run(case), ())
-    if not isfinite(run.makespan_s):
-        raise refuse("pipeline-times", "--tf, --tb, --p2p", "the times add up to infinity", "smaller times")
+    bubble = run.makespan_s / case.ideal - 1
+    if not isfinite(bubble):
+        what = "too large to be added up, or too far apart to be compared"
+        raise refuse("pipeline-times", "--tf, --tb, --p2p", what, "times of about one size")
     return Answer(
         case=case,
         run=run,
-        bubble=run.makespan_s / case.ideal - 1,
+        bubble=bubble,
         peaks=peak_activations(case.order),
         bars=drawn,
         jitter=None if case.jitter is None else _jitter(case, case.jitter),

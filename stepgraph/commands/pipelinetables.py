@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.markup import escape
 from rich.table import Table
 
-from stepgraph.commands.pipelineanswers import shown, sizes, times
+from stepgraph.commands.pipelineanswers import over_ideal, shown, sizes, times
 from stepgraph.commands.pipelinerun import Answer
 from stepgraph.tables import new_console, new_table, show_table
 from stepgraph.textlanes import text_lanes
@@ -34,14 +34,13 @@ def _ranks(found: Answer) -> Table:
     table = new_table("rank", "compute", "transfer", "wait", "longest wait", "idle", "end", "peak activations", left=0)
     for index, (rank, peak) in enumerate(zip(found.run.ranks, found.peaks, strict=True)):
         spent = (rank.compute_s, rank.transfer_s, rank.wait_s, rank.longest_wait_s, rank.idle_s, rank.end_s)
-        table.add_row(f"{index}", *map(shown, spent), shown(peak))
+        table.add_row(f"{index}", *(shown(time, found.run.makespan_s) for time in spent), f"{peak:g}")
     return table
 
 
 def _sums(found: Answer) -> Iterator[str]:
-    case = found.case
-    yield f"makespan   {shown(found.run.makespan_s)}"
-    yield f"bubble     {found.bubble:z.1%} over n (tf + tb) = {shown(case.ideal)}"
+    yield f"makespan   {found.run.makespan_s:.6g}"
+    yield f"bubble     {over_ideal(found)}"
     if found.jitter is not None:
-        low, mean, high = map(shown, (found.jitter.low_s, found.jitter.mean_s, found.jitter.high_s))
-        yield f"jitter     {mean} in the mean, {low} to {high} where every time varies by {case.jitter:g} of it"
+        low, mean, high = (f"{time:.6g}" for time in (found.jitter.low_s, found.jitter.mean_s, found.jitter.high_s))
+        yield f"jitter     {mean} in the mean, {low} to {high} where every time varies by {found.case.jitter:g} of it"
