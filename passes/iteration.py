@@ -16,8 +16,11 @@ from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.collective import hop_s
 from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.launch import launch_s
-from stepgraph.passes.pipeline.orders import one_f_one_b
-from stepgraph.passes.pipeline.simulation import PipelineRun, RankRun, simulate
+from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
+from stepgraph.passes.pipeline.modes import BLOCKING
+from stepgraph.passes.pipeline.schedules import schedule_of
+from stepgraph.passes.pipeline.simulation import simulate_schedule
+from stepgraph.passes.pipeline.timing import Timing
 from stepgraph.passes.seating import seat
 
 MOST_SLOTS = 400_000
@@ -213,10 +216,10 @@ def time_step(
         raise refuse(
             "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
         )
-    order = one_f_one_b(len(stages), microbatches)
     forward = [stage.forward.time_s for stage in stages]
     backward = [stage.backward.time_s for stage in stages]
-    run = simulate(order, forward, backward, hops_forward_s, hops_backward_s)
+    timing = Timing(forward, backward, hops_forward_s, hops_backward_s)
+    run = simulate_schedule(schedule_of("1f1b"), len(stages), 1, microbatches, timing, BLOCKING)
     norm_s = max(rank.end_s + stage.before_norm.time_s for rank, stage in zip(run.ranks, stages, strict=True))
     step_s = norm_s + max(stage.after_norm.time_s for stage in stages)
     return Iteration(

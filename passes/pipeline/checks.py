@@ -1,106 +1,89 @@
-"""What can be wrong with an order or its times, said before the simulation runs or when it gets stuck."""
+"""What can be wrong with an order, said before it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from collections.abc import Iterator, Sequence
 
 from stepgraph.errors import InputError, Problem
-from stepgraph.passes.pipeline.orders import KIND_NAMES, Action, Call, Order
+from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Action, Order, Slot, shown
+from stepgraph.passes.pipeline.timing import Timing
 
 
-def check_input(
-    order: Order,
-    forward_s: Sequence[float],
-    backward_s: Sequence[float],
-    transfer_forward_s: Sequence[float],
-    transfer_backward_s: Sequence[float],
-) -> None:
-    """Check that all times fit each other and the order, and that every call of the order can be run.
+def check_order(order: Order, timing: Timing) -> int:
+    """Check that an order can be simulated with these times; returns its number of micro-batches.
 
-    Shapes: as in `simulate`. Units: seconds.
-    Raises: InputError with every problem found.
+    Raises: InputError with every problem found: pipeline-order (no ranks, a stage on no rank), pipeline-stages (not as
+    many as there are times), pipeline-slot (a slot that is neither one action nor a forward and a backward, an action
+    on a rank that does not have its stage), pipeline-twice (an action that stands there twice, or a weight gradient
+    before its input gradient).
     """
-    stages = len(forward_s)
-    boundaries = max(stages - 1, 0)
-    problems = [
-        *_rank_problems(order, stages),
-        *_time_problems("forward_s", forward_s, stages),
-        *_time_problems("backward_s", backward_s, stages),
-        *_time_problems("transfer_forward_s", transfer_forward_s, boundaries),
-        *_time_problems("transfer_backward_s", transfer_backward_s, boundaries),
-        *_call_problems(order, stages),
-    ]
+    problems = [*_stage_problems(order, timing)]
+    if not problems:
+        rough = [rank for rank in range(len(order.ranks)) if not _is_plain(order, rank)]
+        problems = [problem for rank in rough for problem in _slot_problems(order, rank)]
+    if problems:
+        raise InputError(problems)
+    return 1 + max((which for slots in order.ranks for slot in slots for _, _, which in slot), default=-1)
+
+
+def check_stages(order: Order, timing: Timing) -> None:
+    """Raises: InputError (pipeline-order, pipeline-stages): no ranks, or other stages than the times are for."""
+    problems = list(_stage_problems(order, timing))
     if problems:
         raise InputError(problems)
 
 
-def deadlock(order: Order, unmet: Sequence[tuple[int, Action]], positions: Sequence[int]) -> InputError:
-    """The refusal of an order that got stuck: every transfer that waits for its other side, and where that is.
+def _stage_problems(order: Order, timing: Timing) -> Iterator[Problem]:
+    ranks, stages = len(order.ranks), len(order.stage_rank)
+    if not any(order.ranks):
+        yield Problem("pipeline-order", "order", f"{ranks} ranks that do nothing", "at least one action")
+    elif not stages or stages % ranks or set(order.stage_rank) != set(range(ranks)):
+        what = f"{stages} stages on the ranks {order.stage_rank[:16]}"
+        yield Problem("pipeline-stages", "order", what, f"as many stages on each of the {ranks} ranks")
+    if stages != timing.stages:
+        yield Problem("pipeline-stages", "timing", f"times of {timing.stages} stages", f"of {stages}")
 
-    unmet: the rank and the action of each such transfer. positions: per rank the index of the call it began last.
-    """
-    owners = {action: rank for rank, calls in enumerate(order) for call in calls for action in call}
-    return InputError(
-        Problem(
-            "pipeline-deadlock",
-            f"rank {rank}, call {positions[rank]}",
-            f"{_named(action)} waits for {_other_side(action, owners, positions)}",
-        )
-        for rank, action in sorted(unmet)
+
+def _is_plain(order: Order, rank: int) -> bool:
+    """Whether a rank runs forwards and whole backwards of its stages, once each: then it needs no closer look."""
+    slots = order.ranks[rank]
+    if not slots or any(len(slot) != 1 for slot in slots) or len(set(slots)) < len(slots):
+        return False
+    kinds = {(kind, stage) for ((kind, stage, _),) in slots}
+    own = {stage for stage, owner in enumerate(order.stage_rank) if owner == rank}
+    return (
+        all(kind in (FORWARD, BACKWARD) and stage in own for kind, stage in kinds)
+        and min(which for ((_, _, which),) in slots) >= 0
     )
 
 
-def _other_side(action: Action, owners: Mapping[Action, int], positions: Sequence[int]) -> str:
-    """Who should post the other side of a transfer, and where that rank stands."""
-    kind, place, microbatch = action
-    partner = kind ^ 1, place, microbatch
-    if partner not in owners:
-        return f"a {KIND_NAMES[kind ^ 1]} that no rank posts"
-    rank = owners[partner]
-    return f"rank {rank} to post {KIND_NAMES[kind ^ 1]}, but rank {rank} is in its call {positions[rank]}"
+def _slot_problems(order: Order, rank: int) -> Iterator[Problem]:
+    seen: set[Action] = set()
+    for index, slot in enumerate(order.ranks[rank]):
+        if not _can_run(slot, rank, order.stage_rank):
+            expected = f"an action, or a forward and a backward, of a stage of rank {rank}"
+            yield Problem("pipeline-slot", f"rank {rank}, slot {index}", f"{slot}", expected)
+            continue
+        yield from _turn_problems(slot, seen, f"rank {rank}, slot {index}")
 
 
-def _named(action: Action) -> str:
-    """An action in words."""
-    kind, place, microbatch = action
-    return f"{KIND_NAMES[kind]} of micro-batch {microbatch} over boundary {place}"
+def _can_run(slot: Slot, rank: int, stage_rank: Sequence[int]) -> bool:
+    kinds = sorted(kind for kind, _, _ in slot)
+    if len(kinds) != 1 and kinds not in ([FORWARD, BACKWARD], [FORWARD, INPUT_GRAD]):
+        return False
+    return all(
+        FORWARD <= kind <= WEIGHT_GRAD and 0 <= stage < len(stage_rank) and stage_rank[stage] == rank and which >= 0
+        for kind, stage, which in slot
+    )
 
 
-def _rank_problems(order: Order, stages: int) -> Iterator[Problem]:
-    """No rank, no stage, or stages that the ranks cannot share evenly."""
-    if not order:
-        yield Problem("pipeline-order", "order", "no ranks", "at least one")
-    elif not stages or stages % len(order):
-        yield Problem("pipeline-stages", "forward_s", f"{stages} entries", f"a multiple of the {len(order)} ranks")
-
-
-def _time_problems(name: str, times: Sequence[float], length: int) -> Iterator[Problem]:
-    """A wrong number of entries, and every entry that is negative or not finite."""
-    if len(times) != length:
-        yield Problem("pipeline-times", name, f"{len(times)} entries", f"{length}")
-    for index, seconds in enumerate(times):
-        if not (isfinite(seconds) and seconds >= 0):
-            yield Problem("pipeline-times", f"{name}[{index}]", f"{seconds}", "a finite time, zero or more")
-
-
-def _call_problems(order: Order, stages: int) -> Iterator[Problem]:
-    """Calls that are neither one computation nor transfers, and places that lie outside the pipeline."""
-    expected = f"one computation or a batch of transfers, within {stages} stages"
-    for rank, calls in enumerate(order):
-        for index in _bad_calls(calls, stages):
-            yield Problem("pipeline-call", f"rank {rank}, call {index}", f"{calls[index]}", expected)
-
-
-def _bad_calls(calls: Sequence[Call], stages: int) -> Iterator[int]:
-    """Positions of the calls that cannot be run. Plain loops: they see every action of a step."""
-    boundaries = stages - 1
-    batched = (0, 0, boundaries, boundaries, boundaries, boundaries)  # places by kind: no computation in a batch
-    single = (stages, stages, *batched[2:])
-    for index, call in enumerate(calls):
-        places = single if len(call) == 1 else batched
-        if not call:
-            yield index
-        for kind, place, _ in call:
-            if not 0 <= place < places[kind]:
-                yield index
+def _turn_problems(slot: Slot, seen: set[Action], where: str) -> Iterator[Problem]:
+    """Actions that were seen before, a backward in whole and in parts, weight gradients that come too soon."""
+    for action in slot:
+        kind, stage, which = action
+        if action in seen or (kind in (BACKWARD, INPUT_GRAD) and (BACKWARD + INPUT_GRAD - kind, stage, which) in seen):
+            yield Problem("pipeline-twice", where, f"{shown(action)} again", fix="keep one")
+        if kind == WEIGHT_GRAD and (INPUT_GRAD, stage, which) not in seen:
+            needed = shown((INPUT_GRAD, stage, which))
+            yield Problem("pipeline-twice", where, f"{shown(action)} does not come after {needed}")
+        seen.add(action)

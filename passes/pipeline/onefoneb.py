@@ -69,7 +69,7 @@ def group_size(ranks: int, chunks: int, microbatches: int) -> int:
     The micro-batches n are dealt to max(1, n // P) equal groups, so that a group has at least P of them where n >= P.
     With one chunk, groups make no difference and any n will do.
     Source: pytorch/pytorch torch/distributed/pipelining/schedules.py, ScheduleInterleaved1F1B (number_of_rounds).
-    Megatron-LM takes the same groups where P divides n, and by default nothing else where n > P.
+    Megatron-LM by default takes multiples of P only, in these groups too.
     """
     if chunks == 1:
         return microbatches

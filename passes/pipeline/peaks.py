@@ -11,12 +11,12 @@ from stepgraph.passes.pipeline.actions import FORWARD, INPUT_GRAD, Order, Slot
 def peak_activations(order: Order) -> tuple[float, ...]:
     """Per rank the most activations held at once.
 
-    A forward takes in one chunk's, its whole backward or its weight gradient lets them go: the weight gradient still
-    reads the layers' inputs, so the input gradient frees nothing. In a slot of two actions, the forward's are there
-    before the backward's are gone. Held after slot i = max over j <= i of (forwards - releases); a chunk counts 1 / V.
+    A forward takes in one chunk's, its whole backward or its weight gradient lets them go; the weight gradient still
+    reads the layers' inputs, so the little that an input gradient could free is not counted. In a slot of two actions,
+    the forward's are there before the backward's are gone. Peak = max over slots of (forwards - releases) / V.
 
     Units: micro-batches (of all of the rank's layers).
-    Source: Qi et al. 2023 (Zero Bubble Pipeline Parallelism), section 2.3: memory is counted from F to W.
+    Source: Qi et al. 2023 (Zero Bubble Pipeline Parallelism), section 2, with M_B = M_W.
     """
     return tuple(_peak(slots) / order.chunks for slots in order.ranks)
 

@@ -28,6 +28,10 @@ def _equal_groups(ranks: int, chunks: int, microbatches: int) -> bool:
     return group_size(ranks, chunks, microbatches) > 0
 
 
+def _multiple(ranks: int, chunks: int, microbatches: int) -> bool:
+    return microbatches % ranks == 0
+
+
 def _two_per_rank(ranks: int, chunks: int, microbatches: int) -> bool:
     return microbatches >= 2 * ranks
 
@@ -89,8 +93,8 @@ _ALL: Final = (
             rank_slots=combined_interleaved,
             repeating=COMBINED_REPEATS,
             fewest_chunks=2,
-            takes=_equal_groups,
-            takes_text=_GROUPS,
+            takes=_multiple,
+            takes_text="a multiple of pp",
         ),
     ),
     Schedule(
@@ -99,7 +103,7 @@ _ALL: Final = (
         "loop",
         chunks=0,
         splits_backward=True,
-        source=f"{_ZERO_BUBBLE}, section 2.3; {_TORCH} (ScheduleInterleavedZeroBubble)",
+        source=f"{_ZERO_BUBBLE}, section 2; {_TORCH} (ScheduleInterleavedZeroBubble)",
         rank_slots=zb_h1,
         repeating=ZB_H1_REPEATS,
         takes=_equal_groups,

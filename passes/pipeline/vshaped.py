@@ -126,8 +126,7 @@ def _dualpipev_settled(ranks: int, chunks: int) -> int:
 
 def _dualpipev_turn(ranks: int, chunks: int, rank: int) -> Turn:
     below = ranks - 1 - rank
-    first_pair = 3 if rank == ranks - 1 else 2
-    return 2 * below + 2 * (rank + 1) + 3 * below + first_pair, 2
+    return 5 * below + 2 * (rank + 1) + 2, 2
 
 
 ZBV_REPEATS: Final = Repeating(every_microbatch, _zbv_settled, _zbv_turn)

@@ -15,7 +15,7 @@ def zb_h1(ranks: int, chunks: int, microbatches: int, rank: int) -> Iterator[Slo
 
     So every rank holds as many micro-batches as rank 0 of 1F1B. With several chunks they take groups of g
     micro-batches by turns, as in interleaved 1F1B.
-    Source: Qi et al. 2023 (Zero Bubble Pipeline Parallelism), section 2.3; pytorch/pytorch
+    Source: Qi et al. 2023 (Zero Bubble Pipeline Parallelism), section 2; pytorch/pytorch
     torch/distributed/pipelining/schedules.py, ScheduleInterleavedZeroBubble.
     """
     forwards, inputs = passes(ranks, chunks, microbatches, rank, INPUT_GRAD)
