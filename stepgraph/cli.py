@@ -19,6 +19,7 @@ COMMANDS = MappingProxyType(
         "predict": "step time, where it goes, MFU, warnings",
         "graph": "the op graph of a layer or a stage: text, DOT or a picture",
         "fuse": "fused against unfused, rule by rule, with reasons",
+        "pipeline": "a pipeline schedule by itself: makespan, bubble, a picture",
         "flops": "parameters and FLOPs by family",
         "ops": "the op table and how software executes it",
         "targets": "the hardware targets and the source of every figure",
