@@ -51,7 +51,7 @@ def stages_on_ranks(ranks: int, chunks: int, *, v_shaped: bool = False) -> tuple
 
 def chunk_problems(name: str, chunks: int) -> Iterator[Problem]:
     """Whether a schedule exists (schedule) and runs so many chunks per rank (schedule-chunks)."""
-    pipeline = PIPELINES.get(name)
+    pipeline = PIPELINES.get(name) if isinstance(name, str) else None
     if pipeline is None:
         what = f"{str(name)[:40]!r} is no schedule"
         yield Problem("schedule", "schedule", what, ", ".join(PIPELINES), did_you_mean(str(name)[:40], PIPELINES))

@@ -15,7 +15,8 @@ from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.fusing.programs import template_counts
 from stepgraph.passes.iteration import iterate
-from stepgraph.passes.parts import Part, part_of
+from stepgraph.passes.parts import Part
+from stepgraph.passes.stagecosts import positions, spent_part, spent_s
 
 PHASES = tuple(phase.value for phase in Phase)
 
@@ -105,11 +106,11 @@ def _aligned(row: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def compare(before: Graph | Program, after: Graph | Program, target: Target | Setting, **names: str) -> Comparison:
+def compare(before: Graph | Program, after: Graph | Program, target: Target | Setting, **names: Any) -> Comparison:
     """Cost both sides alike.
 
-    target: a target, with the default profile and efficiency law unless `profile=` and `eta=` name others, or a whole
-    setting. Programs are summed over all stages (one rank each, one micro-batch) and get their step time.
+    target: a target, with the default profile and efficiency law unless `profile=`, `eta=` and the other names
+    that `setting` takes say otherwise, or a whole setting. Programs are summed over all stages (one rank each, one micro-batch) and get their step time.
     """
     chosen = target if isinstance(target, Setting) else setting(target, **names)
     return Comparison(side_of(before, chosen), side_of(after, chosen))
@@ -132,10 +133,8 @@ def side_of(target: Graph | Program, chosen: Setting) -> Side:
 
 def _graph_parts(graph: Graph, chosen: Setting) -> dict[str, Part]:
     cost = costs(graph, chosen)
-    return {
-        phase.value: part_of(cost, [i for i, op in enumerate(graph.ops) if op.phase is phase], chosen)
-        for phase in Phase
-    }
+    op_s = spent_s(cost, chosen)
+    return {phase.value: spent_part(cost, positions(graph, phase), op_s, chosen) for phase in Phase}
 
 
 def _saved(graph: Graph) -> int:

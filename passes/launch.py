@@ -5,10 +5,11 @@ Source: How to Think About Asymptotic Times, section 8, for the additive tax: T_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
+from numpy.typing import ArrayLike
 
 from stepgraph.errors import did_you_mean, refuse
 from stepgraph.hwtargets.target import Target
@@ -86,8 +87,8 @@ class Stretch:
     """Work that the host issues without waiting for the device: a (max, +) law of two clocks.
 
     issue_s: what the host needs to issue it. device_s: what the device needs when nothing holds it up. reach_s: when
-    the device ends if only the host holds it up, counted from the host's start; minus infinity for no kernel.
-    Formula: reach = max over kernels i of (issue time of kernels up to i + device time from i on).
+    the device ends if only the host holds it up; minus infinity for no kernel. The first kernel is there at the start.
+    Formula: reach = max over kernels i of (issue time of the kernels before i + device time from i on).
     """
 
     issue_s: float = 0.0
@@ -115,23 +116,31 @@ class Stretch:
         return max(0.0, self.reach_s - self.device_s)
 
 
-def stretch_of(kernels: Sequence[int], seconds: Sequence[float], launch: Launching) -> Stretch:
+def in_a_row(stretches: Iterable[Stretch]) -> Stretch:
+    """Stretches one after the other; as `then`, for many."""
+    issue_s = device_s = 0.0
+    reach_s = float("-inf")
+    for own in stretches:
+        reach_s = max(reach_s + own.device_s, issue_s + own.reach_s)
+        issue_s += own.issue_s
+        device_s += own.device_s
+    return Stretch(issue_s, device_s, reach_s)
+
+
+def stretch_of(kernels: ArrayLike, seconds: ArrayLike, launch: Launching) -> Stretch:
     """The stretch of ops in their order.
 
     kernels, seconds: launches of each op and its time on the device, gaps included; kernels of one op share its time
     evenly. Source: the (max, +) recurrence end_i = max(end_(i-1), issued_i) + seconds_i of a queue with one server.
     """
-    if not launch.issue_s or not len(kernels):
-        return Stretch(0.0, float(np.sum(seconds)))
     count, time_s = np.asarray(kernels, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    issued = count.cumsum() * launch.issue_s
-    total = float(time_s.sum())
-    after = total - time_s.cumsum()
-    launched = count > 0
-    if not launched.any():
+    total, launched = float(time_s.sum()), count > 0
+    if not launch.issue_s or not launched.any():
         return Stretch(0.0, total)
+    issued = count.cumsum() * launch.issue_s
+    after = total - time_s.cumsum()
     each = np.divide(time_s, count, out=np.zeros_like(time_s), where=launched)
-    first = issued - (count - 1) * launch.issue_s + time_s  # held up at the op's first kernel
-    last = issued + each  # held up at its last
+    first = issued - count * launch.issue_s + time_s  # held up at the op's first kernel
+    last = issued - launch.issue_s + each  # held up at its last
     reach = float((np.maximum(first, last) + after)[launched].max())
     return Stretch(float(issued[-1]), total, reach)

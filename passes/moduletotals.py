@@ -15,15 +15,20 @@ import numpy as np
 from stepgraph.ir.graph import Graph, Group
 from stepgraph.ir.program import Program, seam_graph
 from stepgraph.passes.base import Setting
+from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.comparison import Totals
 from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
-from stepgraph.passes.parts import Part, part_of
+from stepgraph.passes.parts import Part
 from stepgraph.passes.profiles import operand_bytes
+from stepgraph.passes.stagecosts import cost_stages, spent_part, spent_s
 from stepgraph.passes.traffic import savings
 
 STREAM = "stream"
 """Where ops are counted that belong to no module: the sums at the residual stream between layers."""
+
+HOST = "host"
+"""Where the waits for the host are counted: they belong to a pass over a stage, not to any module of it."""
 
 _Parts = Mapping[str, Part]
 
@@ -48,7 +53,9 @@ def _program_parts(program: Program, setting: Setting) -> dict[str, Part]:
         if (left, right) in spanned:  # what the kernels across this seam change
             _gather(found, _graph_parts(seam_graph(program, left, right), setting), count)
             _gather(found, _graph_parts(seam_graph(bare, left, right), setting), -count)
-    return found
+    costed = {graph.name: costs(graph, setting) for graph in program.templates}
+    dry_s = sum(stage.dry_s for stage in cost_stages(program, costed, setting))
+    return found | ({HOST: Part(Buckets(launch=dry_s))} if dry_s else {})
 
 
 def _counted(program: Program) -> list[tuple[str, int]]:
@@ -70,7 +77,8 @@ def _graph_parts(graph: Graph, setting: Setting) -> dict[str, Part]:
     positions: dict[str, list[int]] = {}
     for index, op in enumerate(graph.ops):
         positions.setdefault(op.module or STREAM, []).append(index)
-    return {name: part_of(cost, chosen, setting) for name, chosen in positions.items()}
+    op_s = spent_s(cost, setting)
+    return {name: spent_part(cost, chosen, op_s, setting) for name, chosen in positions.items()}
 
 
 def _shared_out(cost: Costs, group: Group, setting: Setting) -> Costs:

@@ -11,7 +11,6 @@ from stepgraph.ir.program import Program
 from stepgraph.ir.rows import Rule
 from stepgraph.ir.table import row_of
 from stepgraph.passes.base import Setting
-from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import Costs
 from stepgraph.passes.overlap.merging import merge_layers
 from stepgraph.passes.parts import Part, StageCost
@@ -88,8 +87,8 @@ def _layer_change(costed: Mapping[str, Costs], setting: Setting) -> Callable[[st
         seconds = [(cost.time_s + cost.kernels * gap_s).tolist() for cost in (front, back)]
         merged = merge_layers(front.graph, seconds[0], back.graph, seconds[1], setting.overlap, setting)
         chosen = positions(front.graph, Phase.FORWARD), positions(back.graph, Phase.BACKWARD)
-        together = spent_part(front, chosen[0], merged.forward_op_s, Buckets(), setting) + spent_part(
-            back, chosen[1], merged.backward_op_s, hidden_of(merged.communicators), setting
+        together = spent_part(front, chosen[0], merged.forward_op_s, setting) + spent_part(
+            back, chosen[1], merged.backward_op_s, setting, hidden_of(merged.communicators)
         )
         apart = alone[forward].forward.part + alone[backward].backward.part
         return Part(together.buckets + apart.buckets * -1, hidden=together.hidden + apart.hidden * -1)

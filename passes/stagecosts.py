@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import zip_longest
 
 import attrs
 import numpy as np
@@ -16,7 +18,7 @@ from stepgraph.ir.table import row_of
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.costing import Costs, Floats, costs
-from stepgraph.passes.launch import Launching, Stretch, stretch_of
+from stepgraph.passes.launch import Launching, Stretch, in_a_row, stretch_of
 from stepgraph.passes.overlap.streams import Exposure
 from stepgraph.passes.overlap.templates import schedule_phase
 from stepgraph.passes.parts import Part, StageCost, counted, part_of
@@ -98,17 +100,29 @@ def positions(graph: Graph, phase: Phase) -> list[int]:
 
 def _pass(cost: Costs, phase: Phase, setting: Setting) -> Pass:
     """One pass, its collectives beside its computation as far as the policy has it so."""
-    launch = setting.launching
-    chosen = positions(cost.graph, phase)
+    chosen, launch = positions(cost.graph, phase), setting.launching
     alone_s = cost.time_s + cost.kernels * launch.gap_s
     if not setting.overlap.overlaps:
         return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], alone_s[chosen], launch))
     found = schedule_phase(cost.graph, phase, alone_s.tolist(), setting.overlap, setting)
     stretch = stretch_of(cost.kernels[chosen], found.op_s[chosen], launch)
-    return Pass(spent_part(cost, chosen, found.op_s, hidden_of(found.communicators), setting), stretch)
+    return Pass(spent_part(cost, chosen, found.op_s, setting, hidden_of(found.communicators)), stretch)
 
 
-def spent_part(cost: Costs, chosen: list[int], op_s: Floats, hidden: Buckets, setting: Setting) -> Part:
+def spent_s(cost: Costs, setting: Setting) -> Floats:
+    """What each op adds to its phase, launches included: under a policy, only what shows of a collective."""
+    alone_s: Floats = cost.time_s + cost.kernels * setting.launching.gap_s
+    if not setting.overlap.overlaps:
+        return alone_s
+    passes = (Phase.FORWARD, Phase.BACKWARD)
+    found = [schedule_phase(cost.graph, phase, alone_s.tolist(), setting.overlap, setting) for phase in passes]
+    for phase, line in zip(passes, found, strict=True):
+        chosen = positions(cost.graph, phase)
+        alone_s[chosen] = line.op_s[chosen]
+    return alone_s
+
+
+def spent_part(cost: Costs, chosen: list[int], op_s: Floats, setting: Setting, hidden: Buckets = Buckets()) -> Part:
     """A part whose ops take what a schedule says; of a collective's launch as much shows as of the collective."""
     ops = [cost.graph.ops[i] for i in chosen]
     gaps = cost.kernels * setting.launching.gap_s
@@ -148,50 +162,52 @@ def _change(after: Pass, before: Pass, launch: Launching) -> Pass:
 
 def _stage(stage: Stage, found: Mapping[str, TemplateCost], seams: _Seams) -> StageCost:
     """Sum of the stage's layers, plus what kernels across its seams change, plus the waits for the host."""
-    forward, backward, weight_s = Part(), Part(), 0.0
-    for run in stage.runs:
-        cost = found[run.template]
-        forward += cost.forward.part * run.count
-        backward += cost.backward.part * run.count
-        weight_s += cost.weight_s * run.count
+    parts = [(found[name], count) for name, count in _counts(stage.runs).items()]
     for seam in stage.seams if seams else ():
         change = seams.get((seam.left, seam.right))
         if change is not None:
-            forward += change.forward.part * seam.count
-            backward += change.backward.part * seam.count
-            weight_s += change.weight_s * seam.count
-    dry = [Part(Buckets(launch=_dry_s(stage.runs, found, seams, back=back))) for back in (False, True)]
+            parts.append((change, seam.count))
+    forward = sum((cost.forward.part * count for cost, count in parts), Part())
+    backward = sum((cost.backward.part * count for cost, count in parts), Part())
+    weight_s = max(0.0, sum(cost.weight_s * count for cost, count in parts))
+    dry_s = [_dry_s(stage.runs, found, seams, back=back) for back in (False, True)]
     step = found[stage.step]
-    return StageCost(forward + dry[0], backward + dry[1], step.before_norm, step.after_norm, max(0.0, weight_s))
+    return StageCost(
+        forward + Part(Buckets(launch=dry_s[0])),
+        backward + Part(Buckets(launch=dry_s[1])),
+        step.before_norm,
+        step.after_norm,
+        weight_s,
+        sum(dry_s),
+    )
+
+
+def _counts(runs: Sequence[Run]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts[run.template] += run.count
+    return counts
 
 
 def _dry_s(runs: Sequence[Run], found: Mapping[str, TemplateCost], seams: _Seams, *, back: bool) -> float:
-    """Seconds that a whole pass of a stage waits for its host."""
-    stretches = (_stretch(cost, back=back) for cost in _in_order(runs, found, seams, back=back))
-    return reduce(Stretch.then, stretches, Stretch()).dry_s
+    """Seconds that a whole pass of a stage waits for its host.
 
+    Layers come in the order in which the pass meets them, each together with the change of the seam behind it.
+    """
 
-def _in_order(
-    runs: Sequence[Run], found: Mapping[str, TemplateCost], seams: _Seams, *, back: bool
-) -> Iterator[tuple[TemplateCost, TemplateCost | None, int]]:
-    """Layers in the order in which the pass meets them: each with the change of the seam behind it, and its count."""
+    @cache
+    def stretch(template: str, after: str, count: int) -> Stretch:
+        pair = (after, template) if back else (template, after)
+        cost, seam = found[template], seams.get(pair)
+        unit = (cost.backward if back else cost.forward).stretch
+        if seam is not None:
+            unit = unit.then((seam.backward if back else seam.forward).stretch)
+        return unit.times(count)
+
     ordered = runs[::-1] if back else runs
-    for here, after in zip(ordered, [*ordered[1:], None], strict=True):
+    stretches: list[Stretch] = []
+    for here, after in zip_longest(ordered, ordered[1:]):
         if here.count > 1:
-            yield found[here.template], seams.get((here.template, here.template)), here.count - 1
-        pair = _pair(here, after, back=back)
-        yield found[here.template], seams.get(pair) if pair else None, 1
-
-
-def _pair(here: Run, after: Run | None, *, back: bool) -> tuple[str, str] | None:
-    if after is None:
-        return None
-    return (after.template, here.template) if back else (here.template, after.template)
-
-
-def _stretch(layers: tuple[TemplateCost, TemplateCost | None, int], *, back: bool) -> Stretch:
-    cost, seam, count = layers
-    unit = (cost.backward if back else cost.forward).stretch
-    if seam is not None:
-        unit = unit.then((seam.backward if back else seam.forward).stretch)
-    return unit.times(count)
+            stretches.append(stretch(here.template, here.template, here.count - 1))
+        stretches.append(stretch(here.template, after.template if after else "", 1))
+    return in_a_row(stretches).dry_s

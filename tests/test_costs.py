@@ -118,9 +118,9 @@ def test_buckets_add_up_to_the_step_on_every_stage(layout: Layout) -> None:
 def test_closed_form_equals_simulation_on_equal_stages_with_free_transfers(
     stages: int, n: int, forward: float, backward: float, before: float, after: float
 ) -> None:
-    parts = [Part(Buckets(gemm=time)) for time in (forward, backward, before, after)]
+    f, b, start, end = (Part(Buckets(gemm=time)) for time in (forward, backward, before, after))
     free = [0.0] * (stages - 1)
-    step = time_step([StageCost(*parts)] * stages, n, free, free)
+    step = time_step([StageCost(f, b, start, end)] * stages, n, free, free)
     assert step.step_s == pytest.approx(step.closed_form_s, rel=1e-9)
     assert step.bubble_simulated == pytest.approx(step.bubble_closed_form, abs=1e-9)
 

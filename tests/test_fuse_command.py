@@ -17,7 +17,7 @@ from stepgraph.cli import main
 from stepgraph.passes.base import setting
 from stepgraph.passes.fusing.programs import fuse
 from stepgraph.passes.fusing.sets import rules_of
-from stepgraph.passes.moduletotals import module_totals
+from stepgraph.passes.moduletotals import HOST, module_totals
 from stepgraph.rendering import find_engine
 
 ONE = 4096 * 4096 * 2
@@ -181,9 +181,11 @@ def test_modules_of_the_program_are_those_of_the_stages_written_out(name: str, l
     assert written == {
         key: value
         for module, totals in rolled.items()
+        if module != HOST  # waits for the host are those of a whole pass over a stage
         for key, value in ((f"{module} bytes", totals.hbm_bytes), (f"{module} kernels", totals.kernels))
     }
-    assert time_s == pytest.approx({module: totals.time_s for module, totals in rolled.items()}, rel=1e-9)
+    modules = {module: totals.time_s for module, totals in rolled.items() if module != HOST}
+    assert time_s == pytest.approx(modules, rel=1e-9)
 
 
 # What people read

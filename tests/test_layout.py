@@ -45,7 +45,7 @@ def test_defaults_follow_the_sizes() -> None:
 
 
 def test_what_the_user_said_is_kept_and_needs_no_note() -> None:
-    said = Layout(tp=2, sp=False, tp_regather=False, seq=1024, global_batch=8, dp=4)
+    said = Layout(tp=2, sp=False, tp_regather=False, seq=1024, global_batch=8, dp=4, schedule="1f1b")
     assert resolve_layout(said, LLAMA) == (said, ())
     assert said.n_microbatches == 8 // 4
 
@@ -77,7 +77,10 @@ def test_default_sequence_is_capped_by_the_positions() -> None:
         ({"zero": True}, "layout-value"),
         ({"recompute": "ful"}, "layout-choice"),
         ({"recompute": ["full"]}, "layout-choice"),
-        ({"schedule": "zb-h1"}, "layout-not-modelled"),
+        ({"schedule": "zb-h2"}, "schedule"),
+        ({"schedule": ["1f1b"]}, "schedule"),
+        ({"schedule": "interleaved", "pp": 2}, "schedule-chunks"),
+        ({"schedule": "zbv"}, "vpp-needs-pp"),
         ({"zero": 3}, "layout-not-modelled"),
         ({"cp": 2}, "layout-not-modelled"),
         ({"ep": 2}, "ep-needs-experts"),
