@@ -16,7 +16,7 @@ from stepgraph.passes.overlap.merging import merge_layers
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.actions import Slot
 from stepgraph.passes.pipeline.schedule import Schedule
-from stepgraph.passes.stagecosts import cost_template, hidden_of, positions, spent_part
+from stepgraph.passes.stagecosts import cost_template, positions, spent_part
 
 Pair = tuple[int, int]
 """Stage of the forward, stage of the backward."""
@@ -88,7 +88,7 @@ def _layer_change(costed: Mapping[str, Costs], setting: Setting) -> Callable[[st
         merged = merge_layers(front.graph, seconds[0], back.graph, seconds[1], setting.overlap, setting)
         chosen = positions(front.graph, Phase.FORWARD), positions(back.graph, Phase.BACKWARD)
         together = spent_part(front, chosen[0], merged.forward_op_s, setting) + spent_part(
-            back, chosen[1], merged.backward_op_s, setting, hidden_of(merged.communicators)
+            back, chosen[1], merged.backward_op_s, setting
         )
         apart = alone[forward].forward.part + alone[backward].backward.part
         return Part(together.buckets + apart.buckets * -1, hidden=together.hidden + apart.hidden * -1)

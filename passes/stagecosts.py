@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import zip_longest
 
@@ -19,7 +19,6 @@ from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.costing import Costs, Floats, costs
 from stepgraph.passes.launch import Launching, Stretch, in_a_row, stretch_of
-from stepgraph.passes.overlap.streams import Exposure
 from stepgraph.passes.overlap.templates import schedule_phase
 from stepgraph.passes.parts import Part, StageCost, counted, part_of
 
@@ -45,6 +44,8 @@ class TemplateCost:
     after_norm: Part
     weight_s: float = 0.0
 
+
+_TRAVELS = (Rule.COLLECTIVE, Rule.POINT_TO_POINT)
 
 _Seams = Mapping[tuple[str, str], TemplateCost]
 
@@ -106,7 +107,7 @@ def _pass(cost: Costs, phase: Phase, setting: Setting) -> Pass:
         return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], alone_s[chosen], launch))
     found = schedule_phase(cost.graph, phase, alone_s.tolist(), setting.overlap, setting)
     stretch = stretch_of(cost.kernels[chosen], found.op_s[chosen], launch)
-    return Pass(spent_part(cost, chosen, found.op_s, setting, hidden_of(found.communicators)), stretch)
+    return Pass(spent_part(cost, chosen, found.op_s, setting), stretch)
 
 
 def spent_s(cost: Costs, setting: Setting) -> Floats:
@@ -122,22 +123,22 @@ def spent_s(cost: Costs, setting: Setting) -> Floats:
     return alone_s
 
 
-def spent_part(cost: Costs, chosen: list[int], op_s: Floats, setting: Setting, hidden: Buckets = Buckets()) -> Part:
-    """A part whose ops take what a schedule says; of a collective's launch as much shows as of the collective."""
+def spent_part(cost: Costs, chosen: list[int], op_s: Floats, setting: Setting) -> Part:
+    """A part whose ops take what a schedule says.
+
+    Of a collective's launch as much shows as of the collective; what does not show of the collective is hidden.
+    """
     ops = [cost.graph.ops[i] for i in chosen]
     gaps = cost.kernels * setting.launching.gap_s
     alone_s = cost.time_s + gaps
     shown = np.divide(op_s, alone_s, out=np.ones_like(op_s), where=alone_s > 0)
     launch_s = gaps * np.minimum(shown, 1.0)
-    buckets = gather_buckets(ops, (op_s - launch_s)[chosen].tolist()) + Buckets(launch=float(launch_s[chosen].sum()))
+    own_s = op_s - launch_s
+    buckets = gather_buckets(ops, own_s[chosen].tolist()) + Buckets(launch=float(launch_s[chosen].sum()))
+    travels = [i for i in chosen if row_of(cost.graph.ops[i].kind).rule in _TRAVELS]
+    hidden_s = np.maximum(cost.time_s - own_s, 0.0)
+    hidden = gather_buckets([cost.graph.ops[i] for i in travels], hidden_s[travels].tolist())
     return counted(cost, chosen, buckets, hidden)
-
-
-def hidden_of(communicators: Iterable[Exposure]) -> Buckets:
-    """What runs beside compute, by bucket."""
-    found = {exposure.name: exposure.hidden_s for exposure in communicators}
-    found["pp_transfer"] = found.pop("pp", 0.0)
-    return Buckets(**found)
 
 
 def _seam_cost(program: Program, seam: SeamGroups, setting: Setting) -> TemplateCost:
