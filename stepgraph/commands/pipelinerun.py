@@ -141,8 +141,8 @@ def case_of(ask: Ask) -> Case:
 def answer(case: Case, *, bars: bool) -> Answer:
     """Simulate a case. bars: whether they are wanted for a picture; then every micro-batch has to be run.
 
-    Raises: InputError (those of the simulation, such as an order that deadlocks; pipeline-size; pipeline-times where makespan or
-    bubble are more than a number can hold).
+    Raises: InputError (those of the simulation, such as an order that deadlocks; pipeline-size for long steps with
+    jitter; pipeline-times where makespan or bubble are more than a number can hold).
     """
     run, drawn = _drawn_run(case) if bars else (_run(case), ())
     bubble = run.makespan_s / case.ideal - 1
