@@ -162,8 +162,11 @@ def _last_backwards(rank: RankTrace) -> _Found:
 
 def _first_forwards(rank: RankTrace) -> _Found:
     """Stage and start of each forward of micro-batch 0: where the call before it ended, or the holdup between them."""
-    held_s = {index: transfer + wait for index, transfer, wait, _ in rank.holdups}
     for index, call in enumerate(rank.program):
         kind, stage, microbatch = call[0]
         if microbatch == 0 and (kind == FORWARD or kind >= PAIR):
-            yield stage, (rank.ends[index - 1] if index else 0.0) + held_s.get(index, 0.0)
+            yield stage, (rank.ends[index - 1] if index else 0.0) + _held_s(rank.holdups, index)
+
+
+def _held_s(holdups: Iterable[Holdup], index: int) -> float:
+    return next((transfer + wait for at, transfer, wait, _ in holdups if at == index), 0.0)

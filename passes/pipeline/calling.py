@@ -36,7 +36,7 @@ def call(programs: Sequence[Program], durations: Durations, microbatches: int) -
     runs = [_rank(rank, trace, durations, posts, woken) for rank, trace in enumerate(traces)]
     while woken:
         next(runs[woken.pop()], None)
-    return Trace(traces)
+    return Trace(traces, len(durations.hold_s))
 
 
 def _rank(rank: int, trace: RankTrace, durations: Durations, posts: _Posts, woken: list[int]) -> Iterator[None]:

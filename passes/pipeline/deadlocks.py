@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from stepgraph.errors import InputError, Problem
 from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, INPUT_GRAD, shown
@@ -11,12 +12,14 @@ from stepgraph.passes.pipeline.steps import (
     KIND_NAMES,
     PAIR,
     PAIRED_BACKWARD,
-    PAIRED_INPUT_GRAD,
     POSTED,
+    Call,
     Step,
     is_transfer,
 )
 from stepgraph.passes.pipeline.trace import RankTrace, Trace
+
+_FIX: Final = "blocking calls fit orders such as 1F1B; async runs any order whose inputs exist"
 
 
 def is_stuck(trace: Trace) -> bool:
@@ -24,55 +27,61 @@ def is_stuck(trace: Trace) -> bool:
     return any(len(rank.ends) < len(rank.program) for rank in trace.ranks)
 
 
-def deadlock(trace: Trace, stages: int) -> InputError:
+def deadlock(trace: Trace) -> InputError:
     """The refusal (pipeline-deadlock) of an order that got stuck, with a problem for all that some rank waits for."""
-    problems: list[Problem] = []
-    for rank, each in enumerate(trace.ranks):
-        if len(each.ends) == len(each.program):
-            continue
-        call = each.program[len(each.ends)]
-        waits = _transfers_of(call, trace) if is_transfer(call[0][0]) else _input_of(call[0], trace, stages)
-        unit = "call" if is_transfer(call[0][0]) else "computation"
-        where = f"rank {rank}, {unit} {len(each.ends)}"
-        problems.extend(Problem("pipeline-deadlock", where, what) for what in waits)
+    makers = {
+        _plain(step): (rank, index)
+        for rank, each in enumerate(trace.ranks)
+        for index, call in enumerate(each.program)
+        for step in call
+    }
+    problems = [
+        Problem("pipeline-deadlock", _where(rank, each), what, fix=_FIX if is_transfer(_next(each)[0][0]) else "")
+        for rank, each in enumerate(trace.ranks)
+        if len(each.ends) < len(each.program)
+        for what in _needs(_next(each), makers, trace)
+    ]
     return InputError(problems)
 
 
-def _transfers_of(call: tuple[Step, ...], trace: Trace) -> Iterator[str]:
-    """The transfers of a call whose other side has not been posted."""
+def _next(rank: RankTrace) -> Call:
+    return rank.program[len(rank.ends)]
+
+
+def _where(rank: int, trace: RankTrace) -> str:
+    return f"rank {rank}, {'call' if is_transfer(_next(trace)[0][0]) else 'computation'} {len(trace.ends)}"
+
+
+def _needs(call: Call, makers: Mapping[Step, tuple[int, int]], trace: Trace) -> Iterator[str]:
+    """What a call waits for: the other sides of its transfers, or the input of its computation."""
+    if not is_transfer(call[0][0]):
+        yield _input(call[0], makers, trace)
+        return
     for kind, place, microbatch in call:
         mine, other = kind & 7, kind & 7 ^ 1
-        rank, index = _found(trace, {(other, place, microbatch)})
+        rank, index = makers.get((other, place, microbatch), (-1, 0))
         name = f"{KIND_NAMES[mine]} of micro-batch {microbatch} over boundary {place}"
         if rank < 0:
             yield f"{name} waits for a {KIND_NAMES[other]} that no rank posts"
         elif index > len(trace.ranks[rank].ends):
-            yield f"{name} waits for rank {rank} to post {KIND_NAMES[other]}, but rank {rank} {_place(trace.ranks[rank])}"
+            yield f"{name} waits for rank {rank} to post {KIND_NAMES[other]}, but rank {rank} {_stands(trace.ranks[rank])}"
 
 
-def _input_of(step: Step, trace: Trace, stages: int) -> Iterator[str]:
-    """What a computation needs and has not got."""
+def _input(step: Step, makers: Mapping[Step, tuple[int, int]], trace: Trace) -> str:
+    """The computation that a stuck one waits for: a backward waits for the next stage's, the last for its forward."""
     kind, stage, microbatch = step
-    forward = kind == FORWARD or kind >= PAIR
-    last = stage == stages - 1
-    source, makers = (stage - 1, (FORWARD,)) if forward else (stage + 1, (BACKWARD, INPUT_GRAD))
-    if not forward and last:
-        source, makers = stage, (FORWARD,)
-    rank, _ = _found(trace, {(maker, source, microbatch) for maker in makers})
-    name, needed = shown((FORWARD if forward else BACKWARD, stage, microbatch)), shown((makers[0], source, microbatch))
-    if rank < 0:
-        yield f"{name} waits for {needed}, which no rank runs"
+    if kind == FORWARD or kind >= PAIR:
+        name, sources = (FORWARD, stage, microbatch), [(FORWARD, stage - 1, microbatch)]
     else:
-        yield f"{name} waits for {needed}, but rank {rank} {_place(trace.ranks[rank])}"
-
-
-def _found(trace: Trace, wanted: set[Step]) -> tuple[int, int]:
-    """Rank and call in which one of these steps is posted or run; (-1, -1) where none is."""
-    for rank, each in enumerate(trace.ranks):
-        for index, call in enumerate(each.program):
-            if any(_plain(step) in wanted for step in call):
-                return rank, index
-    return -1, -1
+        name = (BACKWARD, stage, microbatch)
+        sources = [(BACKWARD, stage + 1, microbatch), (INPUT_GRAD, stage + 1, microbatch)]
+        if stage == trace.stages - 1:
+            sources = [(FORWARD, stage, microbatch)]
+    known = next((source for source in sources if source in makers), None)
+    if known is None:
+        return f"{shown(name)} waits for {shown(sources[0])}, which no rank runs"
+    rank = makers[known][0]
+    return f"{shown(name)} waits for {shown(known)}, but rank {rank} {_stands(trace.ranks[rank])}"
 
 
 def _plain(step: Step) -> Step:
@@ -80,15 +89,15 @@ def _plain(step: Step) -> Step:
     kind, place, microbatch = step
     if kind >= PAIR:
         return FORWARD, place, microbatch
-    if kind in (PAIRED_BACKWARD, PAIRED_INPUT_GRAD):
-        return BACKWARD, place, microbatch
+    if kind >= PAIRED_BACKWARD:
+        return (BACKWARD if kind == PAIRED_BACKWARD else INPUT_GRAD), place, microbatch
     return (-1 if kind >= AWAITED else kind - POSTED if kind >= POSTED else kind), place, microbatch
 
 
-def _place(rank: RankTrace) -> str:
+def _stands(rank: RankTrace) -> str:
     """Where a rank stands."""
     position = len(rank.ends)
     if position == len(rank.program):
         return "has ended"
     call = rank.program[position]
-    return f"is in its call {position}" if is_transfer(call[0][0]) else f"is at its computation {position}"
+    return f"is {'in its call' if is_transfer(call[0][0]) else 'at its computation'} {position}"

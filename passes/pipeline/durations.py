@@ -27,7 +27,7 @@ from stepgraph.passes.pipeline.timing import Timing
 
 Row: TypeAlias = list[float]
 """Seconds by micro-batch."""
-Spread: TypeAlias = Callable[[Row], Row]
+Noise: TypeAlias = Callable[[Row], Row]
 """What becomes of a row of equal times."""
 
 
@@ -43,11 +43,11 @@ class Durations:
 
 
 def as_they_are(row: Row) -> Row:
-    """No spread: every micro-batch takes what the timing says."""
+    """No noise: every micro-batch takes what the timing says."""
     return row
 
 
-def durations(order: Order, timing: Timing, mode: Mode, microbatches: int, spread: Spread = as_they_are) -> Durations:
+def durations(order: Order, timing: Timing, mode: Mode, microbatches: int, noise: Noise = as_they_are) -> Durations:
     """Write the times out: one row per kind and stage, per boundary, and per pair that runs as one op.
 
     input gradient = backward - weight gradient; a joint pair takes x (forward + backward).
@@ -55,7 +55,7 @@ def durations(order: Order, timing: Timing, mode: Mode, microbatches: int, sprea
     stages = timing.stages
 
     def rows_of(seconds: Sequence[float]) -> list[Row]:
-        return [spread([each] * microbatches) for each in seconds]
+        return [noise([each] * microbatches) for each in seconds]
 
     weights = timing.weight_s or (0.0,) * stages
     rows: list[Sequence[Row]] = [[]] * (PAIR + stages)
@@ -71,7 +71,7 @@ def durations(order: Order, timing: Timing, mode: Mode, microbatches: int, sprea
         if not rows[PAIR + backward]:
             rows[PAIR + backward] = [[]] * stages
         rows[PAIR + backward] = [
-            spread([seconds] * microbatches) if stage == forward else row
+            noise([seconds] * microbatches) if stage == forward else row
             for stage, row in enumerate(rows[PAIR + backward])
         ]
     return Durations(tuple(rows), timing.first_not_before_s or (0.0,) * stages)

@@ -49,7 +49,7 @@ def flow(programs: Sequence[Program], durations: Durations, microbatches: int) -
     runs = [_rank(rank, trace, table, woken) for rank, trace in enumerate(traces)]
     while woken:
         next(runs[woken.pop()], None)
-    return Trace(traces, (*arrivals[0][1:], *arrivals[1][:-1]))
+    return Trace(traces, stages, (*arrivals[0][1:], *arrivals[1][:-1]))
 
 
 def _rank(rank: int, trace: RankTrace, table: _Table, woken: list[int]) -> Iterator[None]:

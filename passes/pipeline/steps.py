@@ -62,7 +62,7 @@ def call_name(call: Call) -> str:
     return "_".join(kind_name(kind) for kind, _, _ in call)
 
 
-def programs(order: Order, timing: Timing, mode: Mode) -> list[Program]:
+def computations(order: Order, timing: Timing, mode: Mode) -> list[Program]:
     """Per rank what it computes, one call per action; the order's own slots where nothing has to be rewritten.
 
     A pair that runs as one op becomes three calls: wait for the backward's input, the op, and the backward's output,

@@ -36,4 +36,5 @@ class Trace:
     """All ranks, and per link the arrivals by micro-batch where links have a state of their own (else none)."""
 
     ranks: tuple[RankTrace, ...]
+    stages: int
     arrivals: tuple[list[float], ...] = ()
