@@ -1,4 +1,4 @@
-"""Small parts of an SVG drawing: elements, numbers, texts, tick marks. Plain strings, so the same input gives the same text."""
+"""Small parts of an SVG drawing: elements, numbers, texts, tick marks. Plain strings, equal for equal input."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from stepgraph.bars import LOWER, UPPER, WHOLE, Bar, bars_of
 from stepgraph.errors import InputError
-from stepgraph.passes.pipeline.actions import Order
+from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, Order
+from stepgraph.passes.pipeline.events import Event
 from stepgraph.passes.pipeline.modes import parse_mode
 from stepgraph.passes.pipeline.schedules import SCHEDULES, schedule_of
 from stepgraph.passes.pipeline.simulation import simulate
@@ -143,6 +144,19 @@ def test_a_pair_that_runs_as_one_op_is_two_halves_one_above_the_other() -> None:
     assert upper["height"] == lower["height"] == "13"
 
 
+def test_the_forward_of_a_pair_comes_first_however_its_slot_is_written() -> None:
+    order = Order((0,), ((((BACKWARD, 0, 0), (FORWARD, 0, 1)),),))
+    event = Event(0, "forward_backward", "compute", 0, 1, 0.0, 3.0)
+    assert [(one.name, one.part) for one in bars_of([event], order)] == [("0F1", UPPER), ("0B0", LOWER)]
+
+
+def test_calls_that_take_no_time_are_left_out() -> None:
+    bars, _ = drawn(order_of("interleaved"), "blocking", 0.0)
+    calls = [one for one in bars if not one.letter]
+    assert calls
+    assert all(one.end_s > one.start_s for one in calls)
+
+
 def test_a_call_is_hatched_while_it_waits_and_grey_while_it_transfers() -> None:
     call = Bar(0, "", "recv_forward", 0, 0, 0.0, 4.0, wait_s=3.0)
     ((drawn_call,),) = lanes_of(svg_of([call], 1, 4.0))
@@ -249,7 +263,7 @@ def test_what_does_not_fit_is_not_shown_in_text(bars: list[Bar], ranks: int, mak
     assert text_lanes(bars, ranks, makespan_s) == ()
 
 
-@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.25, 3)), min_size=1, max_size=8))
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.25, 1)), min_size=1, max_size=8))
 def test_lines_of_text_show_every_computation_once(gaps: list[tuple[float, float]]) -> None:
     bars, clock = [], 0.0
     for which, (gap, length) in enumerate(gaps):

@@ -35,7 +35,7 @@ MODE_HELP = "How tensors are handed over: async, blocking, overlap, or joint:X (
 @click.option("--tw", type=float, help="The part of --tb that is the weight gradient.  [default: half of it]")
 @click.option("--p2p", type=float, default=0.0, show_default=True, help="One transfer between two ranks.")
 @click.option("--mode", default="async", show_default=True, help=MODE_HELP)
-@click.option("--jitter", type=float, help="Also run with every time spread by this share of it, as in 0.1.")
+@click.option("--jitter", type=float, help="Also run with times that vary by this share of them, as in 0.1.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers of --jitter.")
 @click.option("--max-boxes", type=int, help="Larger pictures are not drawn.  [default: 10000]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Draw ranks x time into this .svg file.")

@@ -13,7 +13,7 @@ from stepgraph.bars import Bar, bars_of
 from stepgraph.errors import InputError, Problem, refuse, together
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.actions import Order
-from stepgraph.passes.pipeline.jitter import Jittered, jittered
+from stepgraph.passes.pipeline.jitter import Range, jittered
 from stepgraph.passes.pipeline.modes import Mode, parse_mode
 from stepgraph.passes.pipeline.orderfile import read_order
 from stepgraph.passes.pipeline.peaks import peak_activations
@@ -25,6 +25,8 @@ from stepgraph.textlanes import MOST_COLUMNS, MOST_RANKS
 
 USUAL_PP: Final = 4
 USUAL_MICRO_BATCHES: Final = 8
+MOST_VARIED: Final = 500_000
+"""Every computation of a run whose times vary is run, and there are several runs."""
 _NEED_CHUNKS: Final = frozenset({"interleaved", "looped-bfs"})
 """With one chunk they would be 1F1B and GPipe."""
 
@@ -104,14 +106,14 @@ class Answer:
     bubble: float
     peaks: tuple[float, ...]
     bars: tuple[Bar, ...]
-    jitter: Jittered | None = None
+    jitter: Range | None = None
 
 
 def case_of(ask: Ask) -> Case:
     """Check everything that was asked, and report all that is wrong at once.
 
-    Raises: InputError (pipeline-times, pipeline-mode, pipeline-count, pipeline-schedule, those of the schedule, of
-    the file, and pipeline-file-shape where an option contradicts the file).
+    Raises: InputError (pipeline-times, pipeline-jitter, pipeline-mode, pipeline-count, pipeline-schedule, those of the
+    schedule and of the file, and pipeline-file-shape where an option contradicts the file).
     """
     tw = ask.tb / 2 if ask.tw is None else ask.tw
     (name, schedule, order, (pp, vpp, micro_batches)), mode, _ = together(
@@ -139,8 +141,8 @@ def case_of(ask: Ask) -> Case:
 def answer(case: Case, *, bars: bool) -> Answer:
     """Simulate a case. bars: whether they are wanted for a picture; then every micro-batch has to be run.
 
-    Raises: InputError (those of the simulation, such as an order that deadlocks; pipeline-times where makespan or
-    bubble are more than a number can hold).
+    Raises: InputError (those of the simulation, such as an order that deadlocks; pipeline-size for long steps with
+    jitter; pipeline-times where makespan or bubble are more than a number can hold).
     """
     run, drawn = _drawn_run(case) if bars else (_run(case), ())
     bubble = run.makespan_s / case.ideal - 1
@@ -169,8 +171,12 @@ def _run(case: Case) -> PipelineRun:
     return simulate_schedule(case.schedule, case.pp, case.vpp, case.micro_batches, case.timing, case.mode)
 
 
-def _jitter(case: Case, relative: float) -> Jittered:
-    return jittered(case.whole_order(), case.timing, case.mode, relative, case.seed)
+def _jitter(case: Case, relative: float) -> Range:
+    """The makespan of several runs whose times vary."""
+    if case.least_boxes > MOST_VARIED:
+        what = f"{case.least_boxes} computations in each of several runs"
+        raise refuse("pipeline-size", "--jitter", what, f"at most {MOST_VARIED}", "take fewer micro-batches")
+    return jittered(case.whole_order(), case.timing, case.mode, relative=relative, seed=case.seed).makespan
 
 
 def _order(ask: Ask) -> tuple[str, Schedule | None, Order, tuple[int, int, int]]:
@@ -216,7 +222,11 @@ def _from_file(ask: Ask) -> tuple[str, None, Order, tuple[int, int, int]]:
 
 
 def _time_problems(ask: Ask, tw: float) -> Iterator[Problem]:
-    times = (("--tf", ask.tf), ("--tb", ask.tb), ("--tw", ask.tw), ("--p2p", ask.p2p), ("--jitter", ask.jitter))
+    if ask.jitter is not None and not 0 <= ask.jitter <= 1:
+        yield Problem("pipeline-jitter", "--jitter", f"{ask.jitter:g}", "0 to 1, as in 0.1")
+    if ask.seed < 0:
+        yield Problem("pipeline-jitter", "--seed", f"{ask.seed}", "0 or more")
+    times = (("--tf", ask.tf), ("--tb", ask.tb), ("--tw", ask.tw), ("--p2p", ask.p2p))
     wrong = [(option, time) for option, time in times if time is not None and not (isfinite(time) and time >= 0)]
     for option, time in wrong:
         yield Problem("pipeline-times", option, f"{time:g}", "a finite number, zero or more")
