@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 from hypothesis import given
@@ -93,7 +95,7 @@ def test_a_target_without_a_figure_for_graphs_is_told() -> None:
         setting(bare, cuda_graphs=True)
 
 
-def step_s(seq: int, launch: str, **more: bool) -> float:
+def step_s(seq: int, launch: str, **more: Any) -> float:
     return stepgraph.predict(TINY, stepgraph.Layout(seq=seq), H100, launch=launch, **more).step_time_s
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import attrs
 import pytest
@@ -29,7 +30,7 @@ H100 = stepgraph.load_target("h100")
 DENSE = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 16})
 EXPERTS = stepgraph.load_model("qwen3-30b-a3b", {"num_hidden_layers": 16})
 
-SCHEDULED = {
+SCHEDULED: dict[str, dict[str, Any]] = {
     "gpipe": {},
     "1f1b": {},
     "interleaved": {"vpp": 2},
@@ -40,8 +41,8 @@ SCHEDULED = {
 }
 
 
-def layout(schedule: str, **more: int) -> Layout:
-    sizes = {"tp": 2, "pp": 4, "dp": 2, "global_batch": 16, "seq": 1024} | SCHEDULED[schedule] | more
+def layout(schedule: str, **more: Any) -> Layout:
+    sizes: dict[str, Any] = {"tp": 2, "pp": 4, "dp": 2, "global_batch": 16, "seq": 1024} | SCHEDULED[schedule] | more
     return Layout(schedule=schedule, **sizes)
 
 
@@ -127,8 +128,8 @@ def test_interleaving_divides_the_bubble(n: int, chunks: int, ranks: int, forwar
 # Gradients and parameters
 
 
-def alone(overlap: str, **more: int) -> CostedStep:
-    sizes = {"dp": 8, "global_batch": 32, "seq": 1024} | more
+def alone(overlap: str, **more: Any) -> CostedStep:
+    sizes: dict[str, Any] = {"dp": 8, "global_batch": 32, "seq": 1024} | more
     chosen = setting(H100, overlap=overlap)
     free = attrs.evolve(chosen, overlap=attrs.evolve(chosen.overlap, contention=False))
     return cost_step(lower(DENSE, Layout(**sizes)), free)
@@ -195,8 +196,8 @@ def test_contention_lengthens_the_backward_that_gradients_travel_beside() -> Non
 
 
 @cache
-def experts(overlap: str, schedule: str = "1f1b", **more: int) -> CostedStep:
-    sizes = {"ep": 4, "dp": 4, "global_batch": 32, "seq": 1024} | more
+def experts(overlap: str, schedule: str = "1f1b", **more: Any) -> CostedStep:
+    sizes: dict[str, Any] = {"ep": 4, "dp": 4, "global_batch": 32, "seq": 1024} | more
     return cost_step(lower(EXPERTS, Layout(schedule=schedule, **sizes)), setting(H100, overlap=overlap))
 
 
@@ -217,7 +218,7 @@ def test_without_a_pipeline_all_but_one_micro_batch_is_paired() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "more"), [("interleaved", {"vpp": 2}), ("dualpipev", {"vpp": 2})])
-def test_pairs_in_a_pipeline(schedule: str, more: dict[str, int]) -> None:
+def test_pairs_in_a_pipeline(schedule: str, more: dict[str, Any]) -> None:
     paired, plain = experts(EP, schedule, pp=2, **more).at(8), experts("none", schedule, pp=2, **more).at(8)
     assert paired.step_s < plain.step_s
     for buckets in paired.buckets:
@@ -246,7 +247,7 @@ def test_pairs_of_a_long_step_are_counted_without_writing_it_out() -> None:
         ("megatrn", {}, "overlap"),
     ],
 )
-def test_policies_that_do_not_fit_are_refused(overlap: str, fields: dict[str, int], code: str) -> None:
+def test_policies_that_do_not_fit_are_refused(overlap: str, fields: dict[str, Any], code: str) -> None:
     with pytest.raises(InputError) as refused:
         stepgraph.predict(DENSE, Layout(seq=1024, **fields), H100, overlap=overlap)
     assert {problem.code for problem in refused.value.problems} == {code}
