@@ -48,7 +48,7 @@ def test_blocking_by_hand() -> None:
     F1  1.5 - 2.5                              F0  1.5 - 4.5;  B0  4.5 - 8.5
     send F1 + recv B0 posted at 2.5            send B0 + recv F1 posted at 8.5
       F1 runs 8.5 - 9, B0 runs 8.5 - 8.75: together 0.5, and F1 ends last
-      wait 8.5 - 2.5 = 6 (a send)                wait 0 (a receive)
+      wait 8.5 - 2.5 = 6 (a send)                wait 0 (a send too)
     B0  9 - 11                                 F1  9 - 12;  B1  12 - 16
     recv B1 posted at 11, runs 16 - 16.25      send B1 16 - 16.25
       wait 5 (a receive)
@@ -64,7 +64,7 @@ def test_blocking_by_hand() -> None:
     assert (first.send_s, first.recv_s, first.sends, first.recvs) == (7, 5.25, 2, 1)
     assert (first.end_s, first.idle_s) == (6 + 1.25 + 11, 0)
     assert last.compute_s == 2 * (3 + 4)
-    assert (last.transfer_send_s, last.transfer_recv_s) == (0.25, 0.5 + 0.5)
+    assert (last.transfer_send_s, last.transfer_recv_s) == (0.5 + 0.25, 0.5)
     assert (last.wait_send_s, last.wait_recv_s, last.end_s, last.idle_s) == (0, 1, 16.25, 2)
     assert (first.peak_microbatches, last.peak_microbatches) == (2, 1)
     assert (run.first_forward_s, run.last_backward_s) == ((0, 1.5), (18.25, 16))

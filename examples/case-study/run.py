@@ -26,10 +26,10 @@ from stepgraph.hwtargets.target import EtaConstants
 from stepgraph.ir.program import Program
 from stepgraph.passes import fuse, fusion
 from stepgraph.passes.base import setting
-from stepgraph.passes.collective import comm_bytes, hop_s
-from stepgraph.passes.iteration import Iteration, iterate
-from stepgraph.passes.pipeline.orders import one_f_one_b
-from stepgraph.passes.pipeline.simulation import PipelineRun, simulate
+from stepgraph.passes.iteration import CostedStep, Iteration, cost_step
+from stepgraph.passes.pipeline.jitter import jittered
+from stepgraph.passes.pipeline.modes import parse_mode
+from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.tables import new_console, new_table, show_table
 
 # What is assumed: the model (config.json), the layout, the software, and what a step does once.
@@ -39,6 +39,7 @@ LAYOUT = stepgraph.Layout(pp=16, ep=8, dp=32, seq=8192, recompute="full", schedu
 B200 = stepgraph.load_target("b200")
 PROFILE, ETA = "reference", "constant"  # one kernel per op; one efficiency for all matmuls and attention
 OVERLAP, LAUNCH = "none", "additive"  # collectives are exposed; every kernel costs a gap on the device
+P2P = "blocking"  # Megatron-LM's batched calls
 STRAGGLER_S = 8.7  # of the source's run at mbs 2
 DP_TERM_S = fmean((2.117, 10.864 - STRAGGLER_S, 1.789))
 """Declared, not fitted: the source's DP bucket at 8192 without the straggler, for all that a step does once."""
@@ -104,7 +105,7 @@ SOURCE = (
 # What is asked of stepgraph. All that depends on how it costs and simulates stands here.
 
 
-def iteration(gbs: int, mbs: int, eta: float, alpha: float, gap_s: float) -> tuple[Program, Iteration]:
+def iteration(gbs: int, mbs: int, eta: float, alpha: float, gap_s: float) -> tuple[Program, CostedStep, Iteration]:
     """The program of a run, and its step on a B200 with these constants."""
     lowered = stepgraph.lower(MODEL, attrs.evolve(LAYOUT, global_batch=gbs, micro_batch=mbs))
     program, _ = fuse(lowered, FUSIONS)
@@ -114,50 +115,33 @@ def iteration(gbs: int, mbs: int, eta: float, alpha: float, gap_s: float) -> tup
         scale_up=attrs.evolve(B200.scale_up, alpha=((inf, alpha),)),
         launch=attrs.evolve(B200.launch, gap_s=gap_s),
     )
-    return program, iterate(program, setting(target, PROFILE, ETA))
-
-
-class Jittered(list[float]):
-    """Times of the stages; each look at one, so each op that the simulation runs, draws a normal factor around 1."""
-
-    share: float
-    draws: np.random.Generator
-
-    def __getitem__(self, index: int) -> float:  # type: ignore[override]
-        return super().__getitem__(index) * max(0.1, self.draws.normal(1.0, self.share))
-
-
-def pipeline(program: Program, run: Iteration, jitter: float, seed: int) -> PipelineRun:
-    """1F1B as Megatron-LM issues it, call by call."""
-    forward, backward = Jittered(s.forward.time_s for s in run.stages), Jittered(s.backward.time_s for s in run.stages)
-    forward.share = backward.share = jitter
-    forward.draws = backward.draws = np.random.default_rng(seed)
-    boundaries = range(len(program.stages) - 1)
-    hops = [[hop_s(op, comm_bytes(op), B200, i) for i in boundaries] for op in program["send"].ops]
-    order = one_f_one_b(len(program.stages), program.microbatches)
-    return simulate(order, forward, backward, *hops, events=True)
+    step = cost_step(program, setting(target, PROFILE, ETA, LAUNCH, overlap=OVERLAP, p2p=P2P))
+    return program, step, step.at(program.microbatches)
 
 
 @attrs.frozen
 class Side:
-    """Rank 0's calls of one side: seconds on the link, seconds waiting, and the longest call."""
+    """Rank 0's calls of one side, as a profile lists them: seconds in all, of those on the link, and the longest call."""
 
+    total_s: float
     transfer_s: float
-    wait_s: float
     longest_s: float
 
-    @property
-    def total_s(self) -> float:
-        """What a profile shows."""
-        return self.transfer_s + self.wait_s
+
+def sides(run: Iteration) -> tuple[Side, Side]:
+    """Sends and receives. A batched call that does both is listed as the send that it begins with."""
+    rank = run.pipeline.ranks[0]
+    return (
+        Side(rank.send_s, rank.transfer_send_s, rank.longest_send_s),
+        Side(rank.recv_s, rank.transfer_recv_s, rank.longest_recv_s),
+    )
 
 
-def side(run: PipelineRun, first: str) -> Side:
-    """Calls of rank 0 by their first transfer: one that sends and receives is listed as the send that it begins with."""
-    calls = [event for event in run.events if event.rank == 0 and event.name.startswith(first)]
-    seconds = [call.end_s - call.start_s for call in calls]
-    wait_s = sum(call.wait_s for call in calls)
-    return Side(sum(seconds) - wait_s, wait_s, max(seconds))
+def noisy(step: CostedStep, microbatches: int, jitter: float, seed: int) -> tuple[float, float, float, float]:
+    """One step in which every op of the pipeline is a little off: its end, rank 0's sends, receives, longest receive."""
+    order = schedule_of(step.how.schedule).order(step.how.ranks, step.how.chunks, microbatches)
+    found = jittered(order, step.timing, parse_mode(P2P), relative=jitter, seed=seed, runs=1)
+    return found.makespan.mean_s, found.send[0].mean_s, found.recv[0].mean_s, found.longest_recv[0].mean_s
 
 
 # The fit: five constants by least squares on relative errors.
@@ -197,9 +181,9 @@ def fit(observed: Sequence[Observed]) -> Constants:
     sizes = np.array([seen.mbs for seen in observed])
     full = [iteration(8192, seen.mbs, 1.0, 1.0, 0.0) for seen in observed]
     half = [iteration(8192, seen.mbs, 1.0, 0.5, 0.0) for seen in observed]
-    matmul, hbm, ep = (np.array([bucket(run, *names) for _, run in full]) for names in BUSY)
-    wire = np.array([bucket(run, "ep") for _, run in half]) - ep  # linear in 1 / alpha
-    counted = np.array([counted_kernels(*run) for run in full])
+    matmul, hbm, ep = (np.array([bucket(run, *names) for *_, run in full]) for names in BUSY)
+    wire = np.array([bucket(run, "ep") for *_, run in half]) - ep  # linear in 1 / alpha
+    counted = np.array([counted_kernels(program, run) for program, _, run in full])
     inverse_eta, slope = least_squares((matmul, matmul / sizes), hbm, compute)
     (inverse_alpha,) = least_squares((wire,), ep - wire, a2a)
     (kappa,) = least_squares((counted,), 0.0, kernels)
@@ -272,19 +256,23 @@ class Prediction:
 
 def predict(found: Constants, gbs: int, mbs: int, jitter: float = 0.0, seed: int = 0) -> Prediction:
     """Predict one run; jitter varies every op of the pipeline by that share."""
-    program, run = iteration(gbs, mbs, found.eta(mbs), found.a2a_alpha, found.kappa * found.gap_s)
-    flow = pipeline(program, run, jitter, seed)
-    send, recv = side(flow, "send"), side(flow, "recv")
+    program, step, run = iteration(gbs, mbs, found.eta(mbs), found.a2a_alpha, found.kappa * found.gap_s)
+    send, recv = sides(run)
+    end_s = run.pipeline.makespan_s
+    if jitter:
+        end_s, send_s, recv_s, longest_s = noisy(step, program.microbatches, jitter, seed)
+        send = attrs.evolve(send, total_s=send_s)
+        recv = attrs.evolve(recv, total_s=recv_s, longest_s=longest_s)
     n, stages = program.microbatches, len(program.stages)
     calls = sum(
         run.count * sum(op.kind == "all_to_all" for op in program[run.template].ops) for run in program.stages[0].runs
     )
-    step_s, once_s = flow.makespan_s + DP_TERM_S, run.step_s - run.pipeline.makespan_s
+    step_s, once_s = end_s + DP_TERM_S, run.step_s - run.pipeline.makespan_s
     row = Row(
         gbs=gbs,
         mbs=mbs,
         step_s=step_s,
-        step_range_s=(flow.makespan_s + once_s, step_s),
+        step_range_s=(end_s + once_s, step_s),
         pp_send_s=send.total_s,
         pp_recv_s=recv.total_s,
         pp_total_s=send.total_s + recv.total_s,

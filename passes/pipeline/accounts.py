@@ -19,8 +19,8 @@ class RankRun:
     """Where one rank's time went: end_s = compute_s + transfer_s + wait_s.
 
     transfer_*_s: time inside communication calls in which at least one of the call's transfers ran; wait_*_s: the rest
-    of the calls. A call counts for the side (send or receive) of the transfer that ended last in it; of several that
-    end together, of the one that started last; then for the receive. longest_*_s: the longest single call of a side,
+    of the calls. A call that sends anything is a send, as its name begins in Megatron-LM and as a profile lists it; a
+    receive is one that only receives. longest_*_s: the longest single call of a side,
     transfer and wait together, which is what a profile shows. sends, recvs: calls of each side.
 
     Where transfers never block, each gap before a computation is a receive: transfer while its input was on the way,

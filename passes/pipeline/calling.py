@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from stepgraph.passes.pipeline.durations import Durations, Row
 from stepgraph.passes.pipeline.steps import AWAITED, HOLD, POSTED, SEND_FORWARD, Call, Program
-from stepgraph.passes.pipeline.trace import RECV, ROUNDING, SEND, RankTrace, Trace
+from stepgraph.passes.pipeline.trace import RECV, ROUNDING, RankTrace, Trace
 
 # Postings are times; below zero there is none yet, and below -1 the rank -2 - posting sleeps until there is.
 _MISSING = -1.0
@@ -94,8 +94,8 @@ def _post(transfers: Call, clock: float, posts: _Posts, woken: list[int]) -> Non
 def _settled(clock: float, spans: list[_Span]) -> tuple[float, float, int]:
     """The end of a call that began at `clock`, its wait, and whether it is a send or a receive.
 
-    Its wait is the sum of the gaps in which none of its transfers ran. The call goes by the transfer that ended last in
-    it; of several that end together, by the one that started last; then by the receive.
+    Its wait is the sum of the gaps in which none of its transfers ran. A call that sends anything is a send: so its name
+    begins in Megatron-LM (send_forward_recv_backward), and so a profile lists it.
     """
     if len(spans) == 1:
         ((start, end, side),) = spans
@@ -106,6 +106,4 @@ def _settled(clock: float, spans: list[_Span]) -> tuple[float, float, int]:
         if start > reached:
             wait += start - reached
         reached = max(reached, end)
-    slack = ROUNDING * reached
-    late = [(start, side) for start, end, side in spans if end >= reached - slack]
-    return reached, wait, max((side for start, side in late if start >= late[-1][0] - slack), default=SEND)
+    return reached, wait, min(side for _, _, side in spans)
