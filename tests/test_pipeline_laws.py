@@ -13,6 +13,7 @@ from stepgraph.passes.pipeline import steady
 from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
 from stepgraph.passes.pipeline.actions import Order
 from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, OVERLAP, Mode, joint
+from stepgraph.passes.pipeline.periods import periods_of
 from stepgraph.passes.pipeline.running import trace_of
 from stepgraph.passes.pipeline.schedules import SCHEDULES, schedule_of
 from stepgraph.passes.pipeline.simulation import simulate_schedule
@@ -82,10 +83,11 @@ def test_no_pipeline_is_faster_than_its_parts(case: Case, mode: Mode) -> None:
 
 
 @given(cases(), MODES)
-def test_more_microbatches_never_end_earlier(case: Case, mode: Mode) -> None:
-    run = run_or_none(case, mode)
-    more = next(n for n in range(1, 99) if case.schedule.takes(case.ranks, case.chunks, case.microbatches + n))
-    longer = run_or_none(case._replace(microbatches=case.microbatches + more), mode)
+def test_one_more_period_never_ends_earlier(case: Case, mode: Mode) -> None:
+    """Whole periods only: with chunks, other numbers change the size of all groups, and 8 may end before 7."""
+    period = case.schedule.period(case.ranks, case.chunks) or 1
+    case = case._replace(microbatches=case.microbatches * period)
+    run, longer = run_or_none(case, mode), run_or_none(case._replace(microbatches=case.microbatches + period), mode)
     if run and longer:
         assert longer.makespan_s >= run.makespan_s - TOO_LITTLE
 
@@ -170,6 +172,30 @@ def test_a_step_that_does_not_settle_is_run_in_full() -> None:
     case = Case(schedule_of("zbv"), 4, 2, 159, timing)
     assert steady.shortened(case.schedule, 4, 2, 159, timing, ASYNC) is None
     same(case.run_short(), case.run())
+
+
+def test_a_link_that_falls_behind_unseen_is_no_steady_state() -> None:
+    """A hop of 1.001 to a stage that takes 1 per micro-batch, after a hold in which the link has nothing to do.
+
+    For hundreds of micro-batches the tensor is still there in time, each time 0.001 later: the interleaved schedule
+    warms up with twice the forwards of 1F1B, so that one waits while the stage is busy.
+    """
+    times = [0.1, 0.5]
+    timing = Timing(times, times, [1.001], [0], first_not_before_s=[0, 20])
+    case = Case(schedule_of("interleaved"), 2, 1, 3000, timing)
+    full = case.run()
+    assert full.makespan_s > 3000 * 1.001
+    same(case.run_short(), full)
+
+
+def test_how_far_a_steady_state_looks_back() -> None:
+    """1F1B: at the cut each rank has begun one forward more than the next, and as many backwards: 1 + 1 periods."""
+    schedule, timing = schedule_of("1f1b"), uniform(4, 1, 2)
+    order = schedule.order(4, 1, 12)
+    periods = periods_of(order, trace_of(order, timing, ASYNC, 12), schedule.steady(4, 1, 12), 1, 5)
+    assert periods.begun == (5 + 3, 5 + 2, 5 + 1, 5, 5, 5)  # forwards over three boundaries, backwards over three
+    assert periods.reach == 1 + 1
+    assert [rank.length for rank in periods.ranks] == [2] * 4
 
 
 def same(short: PipelineRun, full: PipelineRun) -> None:
