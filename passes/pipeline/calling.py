@@ -97,15 +97,17 @@ def _settled(clock: float, spans: list[_Span]) -> tuple[float, float, int]:
     Its wait is the sum of the gaps in which none of its transfers ran. The call goes by the transfer that ended last in
     it; of several that end together, by the one that started last; then by the receive.
     """
-    if len(spans) == 1:
-        ((start, end, side),) = spans
-        return max(end, clock), max(start - clock, 0.0), side
-    spans.sort()
     reached, wait = clock, 0.0
+    spans.sort()
     for start, end, _ in spans:
         if start > reached:
             wait += start - reached
-        reached = max(reached, end)
-    slack = ROUNDING * reached
-    late = [(start, side) for start, end, side in spans if end >= reached - slack]
-    return reached, wait, max((side for start, side in late if start >= late[-1][0] - slack), default=SEND)
+        if end > reached:  # noqa: PLR1730 - max() is slow in the inner loop
+            reached = end
+    slack, latest = ROUNDING * reached, -1.0
+    for start, end, side in reversed(spans):
+        if end >= reached - slack and start >= latest - slack:
+            if side == RECV:
+                return reached, wait, RECV
+            latest = max(latest, start)
+    return reached, wait, SEND
