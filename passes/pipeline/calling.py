@@ -97,13 +97,11 @@ def _settled(clock: float, spans: list[_Span]) -> tuple[float, float, int]:
     Its wait is the sum of the gaps in which none of its transfers ran. A call that sends anything is a send: so its name
     begins in Megatron-LM (send_forward_recv_backward), and so a profile lists it.
     """
-    if len(spans) == 1:
-        ((start, end, side),) = spans
-        return max(end, clock), max(start - clock, 0.0), side
-    spans.sort()
     reached, wait = clock, 0.0
+    spans.sort()
     for start, end, _ in spans:
         if start > reached:
             wait += start - reached
-        reached = max(reached, end)
+        if end > reached:  # noqa: PLR1730 - max() is slow in the inner loop
+            reached = end
     return reached, wait, min(side for _, _, side in spans)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import attrs
+
 from stepgraph.errors import InputError, Problem
 from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, INPUT_GRAD, shown
 from stepgraph.passes.pipeline.steps import (
@@ -36,12 +38,13 @@ def deadlock(trace: Trace) -> InputError:
         for step in call
     }
     problems = [
-        Problem("pipeline-deadlock", _where(rank, each), what, fix=_FIX if is_transfer(_next(each)[0][0]) else "")
+        Problem("pipeline-deadlock", _where(rank, each), what)
         for rank, each in enumerate(trace.ranks)
         if len(each.ends) < len(each.program)
         for what in _needs(_next(each), makers, trace)
     ]
-    return InputError(problems)
+    blocking = any(is_transfer(call[0][0]) for each in trace.ranks for call in each.program)
+    return InputError([*problems[:-1], attrs.evolve(problems[-1], fix=_FIX if blocking else "")])
 
 
 def _next(rank: RankTrace) -> Call:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import attrs
 
-from stepgraph.passes.pipeline.actions import Order
+from stepgraph.passes.pipeline.actions import BACKWARD, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Order
 from stepgraph.passes.pipeline.modes import Mode
 from stepgraph.passes.pipeline.steps import (
     AWAIT,
@@ -52,32 +52,30 @@ def durations(order: Order, timing: Timing, mode: Mode, microbatches: int, noise
 
     input gradient = backward - weight gradient; a joint pair takes x (forward + backward).
     """
-    stages = timing.stages
 
-    def rows_of(seconds: Sequence[float]) -> list[Row]:
+    def written(seconds: Sequence[float]) -> list[Row]:
         return [noise([each] * microbatches) for each in seconds]
 
-    weights = timing.weight_s or (0.0,) * stages
+    stages = timing.stages
+    weight_s = timing.weight_s or (0.0,) * stages
     rows: list[Sequence[Row]] = [[]] * (PAIR + stages)
-    rows[0] = _with_extra(rows_of(timing.forward_s), timing.first_extra_s)
-    rows[1] = rows_of(timing.backward_s)
-    rows[2] = rows_of([whole - weight for whole, weight in zip(timing.backward_s, weights, strict=True)])
-    rows[3] = rows_of(weights)
-    rows[SEND_FORWARD] = rows[RECV_FORWARD] = rows_of(_hops(order, timing.hop_forward_s))
-    rows[SEND_BACKWARD] = rows[RECV_BACKWARD] = rows_of(_hops(order, timing.hop_backward_s))
+    rows[FORWARD] = _with_extra(written(timing.forward_s), timing.first_extra_s)
+    rows[BACKWARD] = written(timing.backward_s)
+    rows[INPUT_GRAD] = written([whole - part for whole, part in zip(timing.backward_s, weight_s, strict=True)])
+    rows[WEIGHT_GRAD] = written(weight_s)
+    rows[SEND_FORWARD] = rows[RECV_FORWARD] = written(_hops(order, timing.hop_forward_s))
+    rows[SEND_BACKWARD] = rows[RECV_BACKWARD] = written(_hops(order, timing.hop_backward_s))
     for kind in (HOLD, AWAIT, PAIRED_BACKWARD, PAIRED_INPUT_GRAD):
         rows[kind] = [[0.0] * microbatches] * stages
     for (forward, backward), seconds in _pairs(order, timing, mode).items():
-        if not rows[PAIR + backward]:
-            rows[PAIR + backward] = [[]] * stages
-        rows[PAIR + backward] = [
-            noise([seconds] * microbatches) if stage == forward else row
-            for stage, row in enumerate(rows[PAIR + backward])
-        ]
+        by_forward = list(rows[PAIR + backward]) or [[]] * stages
+        by_forward[forward] = noise([seconds] * microbatches)
+        rows[PAIR + backward] = by_forward
     return Durations(tuple(rows), timing.first_not_before_s or (0.0,) * stages)
 
 
 def _with_extra(rows: list[Row], extra_s: Sequence[float]) -> list[Row]:
+    """What only micro-batch 0 takes longer."""
     for row, extra in zip(rows, extra_s, strict=False):
         row[0] += extra
     return rows

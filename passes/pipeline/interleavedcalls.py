@@ -58,17 +58,18 @@ def turns_of(order: Order) -> list[Turns] | None:
 
 
 def _rank_turns(order: Order, rank: int) -> Turns | None:
+    """Write down the turns that a rank would take, and see whether its slots are those."""
     slots, ranks = order.ranks[rank], len(order.ranks)
-    forwards, backwards = (_halves(slots, kind) for kind in (FORWARD, BACKWARD))
+    forwards, backwards = _halves(slots, FORWARD), _halves(slots, BACKWARD)
     group = next((i for i, ((_, stage, _),) in enumerate(forwards) if stage != forwards[0][0][1]), len(forwards))
-    ahead = (order.chunks - 1) * group + 2 * (ranks - 1 - rank)
     pairs = sum(len(slot) > 1 for slot in slots)
-    warm = len(forwards) - pairs if pairs else min(ahead, len(forwards))
-    rest, left = forwards[warm:], backwards[max(len(forwards) - warm, 0) :]
-    steady = tuple(zip(rest, backwards, strict=False))
-    alone = slots if pairs else (*forwards[:warm], *chain.from_iterable(steady), *left)
-    turns = (*forwards[:warm], *((*forward, *backward) for forward, backward in steady), *left)
-    if not warm or slots != (turns if pairs else alone):
+    ahead = len(forwards) - pairs if pairs else (order.chunks - 1) * group + 2 * (ranks - 1 - rank)
+    warm = min(ahead, len(forwards))
+    steady = tuple(zip(forwards[warm:], backwards, strict=False))
+    flush = backwards[len(forwards) - warm :]
+    turns = (*forwards[:warm], *((*forward, *backward) for forward, backward in steady), *flush)
+    written = turns if pairs else (*forwards[:warm], *chain.from_iterable(steady), *flush)
+    if not warm or slots != written:
         return None
     early = max(group - ranks, 0)
     return Turns(turns, forwards, backwards, warm, early * (rank == 0), early * (rank == ranks - 1))
