@@ -10,7 +10,7 @@ from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import Costs
-from stepgraph.passes.pairs import count_pairs, pair_changes, pair_s
+from stepgraph.passes.pairs import Pair, count_pairs, joint_changes, pair_changes, pair_s
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.timing import Timing
@@ -41,9 +41,13 @@ def run_overlapped(
     setting: Setting,
 ) -> tuple[PipelineRun, tuple[Change, ...]]:
     """The pipeline under the setting's policy, and what that changes per rank."""
-    changes = [Change() for _ in range(how.ranks)]
+    found: dict[Pair, Part] = {}
     if how.combined:
-        timing, changes = _with_pairs(program, costed, stages, timing, how, setting)
+        found = pair_changes(program, costed, setting)
+        timing = attrs.evolve(timing, pair_s=pair_s(found, stages))
+    elif how.transfers.joint:
+        found = joint_changes(stages, how.owners, how.transfers.joint)
+    changes = _of_pairs(found, how, program.microbatches)
     run = how.run(program.microbatches, timing)
     policy = setting.overlap
     if not (policy.grad_reduce or policy.param_gather):
@@ -60,20 +64,12 @@ def run_overlapped(
     return run, tuple(changes)
 
 
-def _with_pairs(
-    program: Program,
-    costed: Mapping[str, Costs],
-    stages: Sequence[StageCost],
-    timing: Timing,
-    how: Pipelining,
-    setting: Setting,
-) -> tuple[Timing, list[Change]]:
-    found = pair_changes(program, costed, setting)
-    counts = count_pairs(how.order_of(), how.ranks, how.chunks, program.microbatches)
-    changes = [
-        Change(inside=sum((found[pair] * times for pair, times in counted.items()), Part())) for counted in counts
-    ]
-    return attrs.evolve(timing, pair_s=pair_s(found, stages)), changes
+def _of_pairs(found: Mapping[Pair, Part], how: Pipelining, microbatches: int) -> list[Change]:
+    """What all pairs of a step change, per rank."""
+    if not found:
+        return [Change()] * how.ranks
+    counts = count_pairs(how.order_of(), how.ranks, how.chunks, microbatches)
+    return [Change(inside=sum((found[pair] * times for pair, times in own.items()), Part())) for own in counts]
 
 
 def _by_stage(syncs: Sequence[RankSync], extra: Sequence[Sequence[Beside]]) -> tuple[float, ...]:

@@ -40,6 +40,16 @@ def pair_changes(program: Program, costed: Mapping[str, Costs], setting: Setting
     return found
 
 
+def joint_changes(stages: Sequence[StageCost], owners: Sequence[int], share: float) -> dict[Pair, Part]:
+    """The same where pairs are said to take `share` of what both take: every bucket alike."""
+    return {
+        (i, j): Part((stages[i].forward.buckets + stages[j].backward.buckets) * (share - 1))
+        for i, owner in enumerate(owners)
+        for j, other in enumerate(owners)
+        if owner == other
+    }
+
+
 def pair_s(changes: Mapping[Pair, Part], stages: Sequence[StageCost]) -> dict[Pair, float]:
     """Seconds of every pair."""
     return {

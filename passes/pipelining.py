@@ -10,7 +10,7 @@ import attrs
 from stepgraph.errors import refuse
 from stepgraph.passes.parts import StageCost, joined_chunks
 from stepgraph.passes.pipeline.accounts import PipelineRun
-from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, Mode
+from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, Mode, refuse_without_pairs
 from stepgraph.passes.pipeline.schedule import Schedule
 from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.pipeline.simulation import simulate_schedule
@@ -62,6 +62,9 @@ class Pipelining:
         schedule = schedule_of(self.schedule)
         if not self.combined:
             return schedule
+        if self.transfers.joint:
+            what = f"{self.transfers} gives pairs a time, which this policy derives from their ops"
+            raise refuse("overlap-expert-comm", "--overlap", what, "one of the two", "leave out --p2p-mode")
         if schedule.combined is not None:
             return schedule.combined
         if not schedule.pairs:
@@ -71,9 +74,11 @@ class Pipelining:
         return schedule
 
     def run(self, microbatches: int, timing: Timing) -> PipelineRun:
-        """Simulate. Raises: InputError (too-many-micro-batches, pipeline-microbatches)."""
+        """Simulate. Raises: InputError (too-many-micro-batches, pipeline-microbatches, pipeline-mode)."""
         _check_size(len(self.owners), microbatches)
-        return simulate_schedule(self.order_of(), self.ranks, self.chunks, microbatches, timing, self.transfers)
+        schedule = self.order_of()
+        refuse_without_pairs(self.transfers, self.schedule, pairs=schedule.pairs, where="--p2p-mode")
+        return simulate_schedule(schedule, self.ranks, self.chunks, microbatches, timing, self.transfers)
 
     def received_s(self, timing: Timing) -> tuple[float, ...]:
         """Seconds in which the links carry what each rank receives for one micro-batch."""

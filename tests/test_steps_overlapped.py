@@ -124,6 +124,28 @@ def test_interleaving_divides_the_bubble(n: int, chunks: int, ranks: int, forwar
     assert found.closed_form_s == pytest.approx(found.step_s, rel=1e-9)
 
 
+@pytest.mark.parametrize("share", [0.7, 1.0, 1.2])
+def test_pairs_that_take_a_share_are_booked_as_such(share: float) -> None:
+    """DualPipeV, pairs as one op of share x (f + b): what is saved comes off every bucket of the pair alike."""
+    step = cost_step(lower(DENSE, layout("dualpipev")), setting(H100, p2p=f"joint:{share}"))
+    found = step.at(8)
+    for buckets in found.buckets:
+        assert buckets.total == pytest.approx(found.step_s, rel=1e-9)
+        assert min(attrs.astuple(buckets)) >= -1e-12
+    (pairs, *_) = count_pairs(schedule_of("dualpipev"), 4, 2, 8)
+    stages = step.stages
+    saved = sum((1 - share) * (stages[i].forward.time_s + stages[j].backward.time_s) * k for (i, j), k in pairs.items())
+    compute = 8 * found.ranks[0].micro_batch.time_s - saved
+    assert found.pipeline.ranks[0].compute_s == pytest.approx(compute, rel=1e-9)
+
+
+def test_a_joint_mode_is_for_schedules_with_pairs() -> None:
+    with pytest.raises(InputError, match="1f1b has none"):
+        stepgraph.predict(DENSE, layout("1f1b"), H100, p2p="joint:0.8")
+    with pytest.raises(InputError, match="Leave out --p2p-mode"):
+        experts(EP, "dualpipev", pp=2, vpp=2, p2p="joint:0.8").at(8)
+
+
 # Gradients and parameters
 
 
@@ -195,9 +217,9 @@ def test_contention_lengthens_the_backward_that_gradients_travel_beside() -> Non
 
 
 @cache
-def experts(overlap: str, schedule: str = "1f1b", **more: Any) -> CostedStep:
+def experts(overlap: str, schedule: str = "1f1b", p2p: str = "auto", **more: Any) -> CostedStep:
     sizes: dict[str, Any] = {"ep": 4, "dp": 4, "global_batch": 32, "seq": 1024} | more
-    return cost_step(lower(EXPERTS, Layout(schedule=schedule, **sizes)), setting(H100, overlap=overlap))
+    return cost_step(lower(EXPERTS, Layout(schedule=schedule, **sizes)), setting(H100, overlap=overlap, p2p=p2p))
 
 
 EP = "overlap-moe-expert-parallel-comm"

@@ -63,6 +63,13 @@ def parse_mode(text: str) -> Mode:
         raise _refused(text) from error
 
 
+def refuse_without_pairs(mode: Mode, name: str, *, pairs: bool, where: str = "mode") -> None:
+    """A joint mode says nothing about an order without slots of two. Raises: InputError (pipeline-mode)."""
+    if mode.joint and not pairs:
+        what = f"{mode} is about forwards and backwards that run as one, and {name} has none"
+        raise refuse("pipeline-mode", where, what, "async, or a schedule that pairs them: dualpipev")
+
+
 def _refused(text: str) -> InputError:
     expected = "async, blocking, overlap, or joint:X with X above 0"
     fix = "write joint:1 or joint:0.8" if text.lower().startswith("joint") else did_you_mean(text.lower(), _WORDS)

@@ -14,7 +14,7 @@ from stepgraph.errors import InputError, Problem, refuse, together
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.actions import Order
 from stepgraph.passes.pipeline.jitter import Range, jittered
-from stepgraph.passes.pipeline.modes import Mode, parse_mode
+from stepgraph.passes.pipeline.modes import Mode, parse_mode, refuse_without_pairs
 from stepgraph.passes.pipeline.orderfile import read_order
 from stepgraph.passes.pipeline.peaks import peak_activations
 from stepgraph.passes.pipeline.schedule import Schedule
@@ -121,6 +121,7 @@ def case_of(ask: Ask) -> Case:
         lambda: parse_mode(ask.mode),
         lambda: _check(_time_problems(ask, tw)),
     )
+    refuse_without_pairs(mode, name, pairs=_has_pairs(order), where="--mode")
     return Case(
         name=name,
         schedule=schedule,
@@ -136,6 +137,10 @@ def case_of(ask: Ask) -> Case:
         jitter=ask.jitter,
         seed=ask.seed,
     )
+
+
+def _has_pairs(order: Order) -> bool:
+    return any(len(slot) > 1 for slots in order.ranks for slot in slots)
 
 
 def answer(case: Case, *, bars: bool) -> Answer:
