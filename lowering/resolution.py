@@ -177,9 +177,10 @@ def _with_schedule(layout: Layout) -> tuple[Layout, list[str]]:
     """The schedule that was not named, and the chunks that a named one always has."""
     if layout.schedule is None:
         return attrs.evolve(layout, schedule="interleaved" if layout.vpp > 1 else "1f1b"), []
-    if not PIPELINES[layout.schedule].v_shaped or layout.vpp > 1:
+    usual = PIPELINES[layout.schedule].usual_chunks
+    if layout.vpp > 1 or usual == 1:
         return layout, []
-    return attrs.evolve(layout, vpp=2), [f"vpp: 2, the two chunks per rank of {layout.schedule}"]
+    return attrs.evolve(layout, vpp=usual), [f"vpp: {usual}, the usual chunks per rank of {layout.schedule}"]
 
 
 def _length_notes(layout: Layout, model: Model) -> tuple[str, ...]:

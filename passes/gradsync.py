@@ -131,10 +131,10 @@ def reductions(chunk: Chunk, travel: Travel) -> Iterator[tuple[float, float]]:
 
 def gathers(chunk: Chunk, travel: Travel) -> Iterator[tuple[float, float]]:
     """(needed, seconds) of the same buckets, in the order in which forward needs them."""
-    pieces = [
-        (count, -needed) for count, needed, _ in chunk.pieces(travel.of_experts)
-    ]  # the latest of -t is the first t
-    found = [(-needed, seconds) for needed, seconds in _calls(chunk, travel, travel.gather_s, pieces)]
+    pieces = chunk.pieces(travel.of_experts)
+    last = max((needed for _, needed, _ in pieces), default=0.0)
+    early = [(count, last - needed) for count, needed, _ in pieces]  # the latest of these is needed first
+    found = [(last - at, seconds) for at, seconds in _calls(chunk, travel, travel.gather_s, early)]
     yield from reversed(found)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
-from stepgraph.passes.costing import Costs, costs
+from stepgraph.passes.costing import costs
 from stepgraph.passes.hops import hops_s
-from stepgraph.passes.overlapped import Change, run_overlapped
+from stepgraph.passes.overlapped import Change, CostedStages, run_overlapped
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
 from stepgraph.passes.pipeline.modes import Mode
@@ -27,7 +27,8 @@ class Iteration:
 
     step_s: simulated. closed_form_s: see `closed_form_s`. stages: what every virtual stage costs; ranks: the same per
     pipeline rank, its chunks together. pipeline: the run; mode: how its transfers were issued. buckets: seconds by cause
-    for every rank; each adds up to step_s. hidden: seconds of communication under computation, likewise.
+    for every rank; each adds up to step_s. hidden: seconds of communication under computation, likewise. changes: what a
+    policy changed per rank.
     """
 
     step_s: float
@@ -40,6 +41,7 @@ class Iteration:
     mode: Mode
     buckets: tuple[Buckets, ...]
     hidden: tuple[Buckets, ...]
+    changes: tuple[Change, ...] = ()
 
     @property
     def slowest(self) -> int:
@@ -48,23 +50,12 @@ class Iteration:
 
 
 @attrs.frozen(eq=False)
-class CostedStep:
-    """A program costed once; `at` puts it through the pipeline with any number of micro-batches.
-
-    setting: with the seats that the program's groups take.
-    """
-
-    program: Program
-    costed: Mapping[str, Costs]
-    stages: tuple[StageCost, ...]
-    timing: Timing
-    how: Pipelining
-    setting: Setting
+class CostedStep(CostedStages):
+    """A program costed once; `at` puts it through the pipeline with any number of micro-batches."""
 
     def at(self, microbatches: int) -> Iteration:
         """The step with so many micro-batches. Raises: InputError when the pipeline cannot run them."""
-        program = attrs.evolve(self.program, microbatches=microbatches)
-        run, changes = run_overlapped(program, self.costed, self.stages, self.timing, self.how, self.setting)
+        run, changes = run_overlapped(self, microbatches)
         return finish_step(self.stages, self.timing, run, microbatches, self.how, changes)
 
 
@@ -119,12 +110,12 @@ def finish_step(
     rows = list(zip(ranks, run.ranks, changes, strict=True))
     norm_s = max(own.end_s + _time_s(cost.before_norm, change.before_norm) for cost, own, change in rows)
     step_s = norm_s + max(_time_s(cost.after_norm, change.after_norm) for cost, _, change in rows)
-    busiest = microbatches * max(cost.micro_batch.time_s for cost in ranks)
+    busiest = max(own.compute_s for own in run.ranks)
     work = [cost.micro_batch * microbatches + cost.step + change.total for cost, _, change in rows]
     links_s = how.received_s(timing)
     return Iteration(
         step_s,
-        closed_form_s(ranks, microbatches, how.chunks),
+        closed_form_s(ranks, microbatches, how.chunks, changes),
         (how.ranks - 1) / (microbatches * how.chunks),
         max(0.0, run.makespan_s / busiest - 1),
         tuple(stages),
@@ -136,6 +127,7 @@ def finish_step(
             part.hidden + Buckets(pp_transfer=max(0.0, microbatches * link_s - own.transfer_s))
             for part, own, link_s in zip(work, run.ranks, links_s, strict=True)
         ),
+        tuple(changes),
     )
 
 
@@ -143,14 +135,21 @@ def _time_s(part: Part, change: Part) -> float:
     return max(0.0, part.time_s + change.time_s)
 
 
-def closed_form_s(ranks: Sequence[StageCost], microbatches: int, chunks: int = 1) -> float:
-    """The source's sum: n t + (P - 1) t / V + the step, with t the mean time of a micro-batch on a rank.
+def closed_form_s(
+    ranks: Sequence[StageCost], microbatches: int, chunks: int = 1, changes: Sequence[Change] = ()
+) -> float:
+    """The source's sum: n t + (P - 1) t / V + what a step does once, with t the mean time of a micro-batch on a rank.
 
-    It spreads all layers evenly and knows no transfers and no overlap between micro-batches, so it equals the
-    simulation only for equal stages without either, under the schedules whose bubble it is.
+    It spreads all layers evenly and knows no transfers, so it equals the simulation only for equal stages without, under
+    the schedules whose bubble it is. changes: what a policy changes per rank; of data parallelism only what shows counts.
     """
+    changes = changes or [Change()] * len(ranks)
     mean = sum(rank.micro_batch.time_s for rank in ranks) / len(ranks)
-    return (microbatches + (len(ranks) - 1) / chunks) * mean + max(rank.step.time_s for rank in ranks)
+    inside = sum(change.inside.time_s for change in changes) / len(ranks)
+    once = max(
+        _time_s(rank.step, change.before_norm + change.after_norm) for rank, change in zip(ranks, changes, strict=True)
+    )
+    return (microbatches + (len(ranks) - 1) / chunks) * mean + inside + once
 
 
 def _fill(work: Buckets, rank: RankRun, step_s: float) -> Buckets:

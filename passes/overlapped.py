@@ -15,7 +15,7 @@ from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.timing import Timing
 from stepgraph.passes.pipelining import Pipelining
-from stepgraph.passes.stepsync import Beside, RankSync, gathered, reduced, syncs_of
+from stepgraph.passes.stepsync import Beside, RankSync, arrivals_s, gathered, held_s, reduced, syncs_of
 
 
 @attrs.frozen
@@ -32,62 +32,84 @@ class Change:
         return self.inside + self.before_norm + self.after_norm
 
 
-def run_overlapped(
-    program: Program,
-    costed: Mapping[str, Costs],
-    stages: Sequence[StageCost],
-    timing: Timing,
-    how: Pipelining,
-    setting: Setting,
-) -> tuple[PipelineRun, tuple[Change, ...]]:
-    """The pipeline under the setting's policy, and what that changes per rank."""
-    found: dict[Pair, Part] = {}
-    if how.combined:
-        found = pair_changes(program, costed, setting)
-        timing = attrs.evolve(timing, pair_s=pair_s(found, stages))
-    elif how.transfers.joint:
-        found = joint_changes(stages, how.owners, how.transfers.joint)
-    changes = _of_pairs(found, how, program.microbatches)
-    run = how.run(program.microbatches, timing)
-    policy = setting.overlap
+@attrs.frozen(eq=False)
+class CostedStages:
+    """A program's stages, costed, and how they share a pipeline. setting: with the seats that the program's groups take."""
+
+    program: Program
+    costed: Mapping[str, Costs]
+    stages: tuple[StageCost, ...]
+    timing: Timing
+    how: Pipelining
+    setting: Setting
+
+
+def run_overlapped(step: CostedStages, microbatches: int) -> tuple[PipelineRun, tuple[Change, ...]]:
+    """The pipeline under the setting's policy, and what that changes per rank.
+
+    Pairs come first, because they change what a micro-batch takes; then gathers, which change when it begins; then
+    reductions, which begin when the pipeline lets them.
+    """
+    step, changes = _with_pairs(step, microbatches)
+    run = step.how.run(microbatches, step.timing)
+    policy = step.setting.overlap
     if not (policy.grad_reduce or policy.param_gather):
         return run, tuple(changes)
-    syncs = syncs_of(program, costed, setting)
+    syncs = syncs_of(step.program, step.costed, step.setting)
     if policy.param_gather:
-        extra = [gathered(sync, run, stages, setting) for sync in syncs]
-        run = how.run(program.microbatches, attrs.evolve(timing, first_extra_s=_by_stage(syncs, extra)))
-        changes = [_gathers(*found) for found in zip(changes, syncs, extra, strict=True)]
+        gather = _gathered_first if step.how.chunks == 1 else _gathered_ahead
+        run, inside = gather(step, syncs, run, microbatches)
+        changes = [_gathers(*found) for found in zip(changes, syncs, inside, strict=True)]
     if policy.grad_reduce:
-        aligned = how.schedule == "interleaved"
-        beside = [reduced(sync, run, stages, setting, aligned=aligned) for sync in syncs]
+        aligned = step.how.schedule == "interleaved"
+        beside = [reduced(sync, run, step.stages, step.setting, aligned=aligned) for sync in syncs]
         changes = [_reductions(*found) for found in zip(changes, syncs, beside, strict=True)]
     return run, tuple(changes)
 
 
-def _of_pairs(found: Mapping[Pair, Part], how: Pipelining, microbatches: int) -> list[Change]:
-    """What all pairs of a step change, per rank."""
+def _with_pairs(step: CostedStages, microbatches: int) -> tuple[CostedStages, list[Change]]:
+    """Forwards and backwards as pairs, by the policy or by the mode; and what all pairs of a step change, per rank."""
+    how, found = step.how, dict[Pair, Part]()
+    if how.combined:
+        found = pair_changes(step.program, step.costed, step.setting)
+        step = attrs.evolve(step, timing=attrs.evolve(step.timing, pair_s=pair_s(found, step.stages)))
+    elif how.transfers.joint:
+        found = joint_changes(step.stages, how.owners, how.transfers.joint)
     if not found:
-        return [Change()] * how.ranks
+        return step, [Change()] * how.ranks
     counts = count_pairs(how.order_of(), how.ranks, how.chunks, microbatches)
-    return [Change(inside=sum((found[pair] * times for pair, times in own.items()), Part())) for own in counts]
+    sums = (sum((found[pair] * times for pair, times in own.items()), Part()) for own in counts)
+    return step, [Change(inside=own) for own in sums]
 
 
-def _by_stage(syncs: Sequence[RankSync], extra: Sequence[Sequence[Beside]]) -> tuple[float, ...]:
-    """Seconds per virtual stage, in the order of the stream."""
-    placed = [
-        (stage, own.added_s)
-        for sync, found in zip(syncs, extra, strict=True)
-        for stage, own in zip(sync.stages, found, strict=True)
-    ]
-    return tuple(seconds for _, seconds in sorted(placed))
+def _gathered_first(
+    step: CostedStages, syncs: Sequence[RankSync], run: PipelineRun, microbatches: int
+) -> tuple[PipelineRun, list[Buckets]]:
+    """One chunk per rank: its first forward takes longer."""
+    extra = [gathered(sync, step.stages, step.setting) for sync in syncs]
+    later = step.how.run(microbatches, attrs.evolve(step.timing, first_extra_s=[own.added_s for own in extra]))
+    return later, [Buckets(dp=own.exposed_s, gemm=own.slowdown_s) for own in extra]
 
 
-def _gathers(change: Change, sync: RankSync, found: Sequence[Beside]) -> Change:
+def _gathered_ahead(
+    step: CostedStages, syncs: Sequence[RankSync], run: PipelineRun, microbatches: int
+) -> tuple[PipelineRun, list[Buckets]]:
+    """Several chunks: gathers are issued at the start of the step; a first forward that is early waits for its own."""
+    ready = [0.0] * len(step.stages)
+    for sync in syncs:
+        for stage, at in zip(sync.stages, arrivals_s(sync, run, step.stages), strict=True):
+            ready[stage] = at
+    later = step.how.run(microbatches, attrs.evolve(step.timing, first_not_before_s=ready))
+    held = held_s(run, later)
+    waits = [min(sum(held[stage] for stage in sync.stages), later.ranks[sync.rank].wait_s) for sync in syncs]
+    return later, [Buckets(dp=wait, pp_wait=-wait) for wait in waits]
+
+
+def _gathers(change: Change, sync: RankSync, inside: Buckets) -> Change:
     """Parameters are no longer gathered after the norm, but in front of the first forwards, as far as that shows."""
-    exposed, slow = sum(own.exposed_s for own in found), sum(own.slowdown_s for own in found)
-    inside = Part(Buckets(dp=exposed, gemm=slow), hidden=Buckets(dp=max(0.0, sync.gather_s - exposed)))
+    part = Part(inside, hidden=Buckets(dp=max(0.0, sync.gather_s - inside.dp)))
     after = Part(Buckets(dp=-sync.gather_s))
-    return attrs.evolve(change, inside=change.inside + inside, after_norm=change.after_norm + after)
+    return attrs.evolve(change, inside=change.inside + part, after_norm=change.after_norm + after)
 
 
 def _reductions(change: Change, sync: RankSync, found: Beside) -> Change:

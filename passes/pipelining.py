@@ -45,14 +45,8 @@ class Pipelining:
 
     @property
     def transfers(self) -> Mode:
-        """The mode in effect: Megatron-LM's batched calls for GPipe and 1F1B, sends that never block for the others.
-
-        Megatron-LM's interleaved schedule hides its transfers in the steady state (mode overlap); with equal stages that
-        takes exactly as long as sends that never block, and these are simulated four times as fast.
-        """
-        if self.mode is not None:
-            return self.mode
-        return BLOCKING if self.schedule in ("1f1b", "gpipe") else ASYNC
+        """The mode in effect."""
+        return self.mode or usual_transfers(self.schedule)
 
     def order_of(self) -> Schedule:
         """The schedule, in its combined form where that is asked for.
@@ -95,6 +89,16 @@ class Pipelining:
         for rank, stage in zip(self.owners, stages, strict=True):
             chunks[rank].append(stage)
         return tuple(joined_chunks(own) for own in chunks.values())
+
+
+def usual_transfers(schedule: str) -> Mode:
+    """How transfers are issued if nobody says it: Megatron-LM's batched calls for GPipe and 1F1B, else sends that never
+    block.
+
+    Megatron-LM's interleaved schedule hides its transfers in the steady state (mode overlap); with equal stages that
+    takes exactly as long as sends that never block, and these are simulated four times as fast.
+    """
+    return BLOCKING if schedule in ("1f1b", "gpipe") else ASYNC
 
 
 def timing_of(stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]) -> Timing:

@@ -111,43 +111,49 @@ def _late(
     return run.last_backward_s[stage] + shift, sum(travel.reduce_s for travel in sync.shares(chunk))
 
 
-def gathered(sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting) -> tuple[Beside, ...]:
-    """What the first forward of each chunk waits for its parameters, and loses to gathers that run beside it.
+def gathered(sync: RankSync, stages: Sequence[StageCost], setting: Setting) -> Beside:
+    """What the first forward of a rank's only chunk waits for its parameters, and loses to gathers beside it.
 
-    One chunk: rank 0 gathers bucket by bucket, the next one while it computes; the others gather everything in front of
-    their first forward. Several: the buckets of chunk 0 are all issued at the start of the step, chunk 1 behind them,
-    chunk c + 1 when chunk c begins, on rank r after r forwards more. run: the pipeline without any of this.
+    Rank 0 gathers bucket by bucket, the next one while it computes: c_0 + sum of max(0, c_(k+1) - f_k). The others gather
+    everything in front of their first forward, once its input has arrived.
     """
-    if len(sync.chunks) == 1 and sync.rank:
-        return (Beside(sync.gather_s),)
-    needs = sorted(call for travel in sync.shares(0) for call in gathers(sync.chunks[0], travel))
-    if len(sync.chunks) == 1:
-        return (_looked_ahead(needs, stages[sync.stages[0]].forward.time_s, setting),)
-    return (_queued(needs), *_behind(sync, run, stages))
-
-
-def _looked_ahead(needs: Sequence[tuple[float, float]], forward_s: float, setting: Setting) -> Beside:
-    marks = [*(at for at, _ in needs), max(forward_s, *(at for at, _ in needs))] if needs else []
+    if sync.rank:
+        return Beside(sync.gather_s)
+    needs = sorted(call for travel in sync.travels for call in gathers(sync.chunks[0], travel))
+    marks = [*(at for at, _ in needs), max(stages[sync.stages[0]].forward.time_s, *(at for at, _ in needs), 0.0)]
     pieces = [after - before for before, after in pairwise(marks)]
     line = schedule(gather_tasks([own for _, own in needs], pieces), sms_of(setting.overlap, setting))
     return Beside(line.total_exposed_s, line.slowdown_s)
 
 
-def _queued(needs: Sequence[tuple[float, float]]) -> Beside:
-    """Gathers issued one behind the other; each is waited for where forward needs it."""
-    arrived = late = 0.0
-    for needed, seconds in needs:
-        arrived += seconds
-        late = max(late, arrived - needed)
-    return Beside(late)
+def arrivals_s(sync: RankSync, run: PipelineRun, stages: Sequence[StageCost]) -> tuple[float, ...]:
+    """When the first forward of each of a rank's several chunks may begin without waiting for parameters on the way.
 
-
-def _behind(sync: RankSync, run: PipelineRun, stages: Sequence[StageCost]) -> list[Beside]:
-    """Chunks after the first; they have the forwards of those before them to hide under."""
-    free = sum(travel.gather_s for travel in sync.shares(0))
-    found = []
-    for chunk, (before, stage) in enumerate(pairwise(sync.stages), start=1):
+    The buckets of chunk 0 are all issued at the start of the step, chunk 1 behind them, chunk c + 1 when chunk c begins,
+    on rank r after r forwards more, so that all ranks begin together. run: the pipeline without any of this.
+    """
+    free, begin = _queued(sync)
+    found = [begin]
+    for chunk, before in enumerate(sync.stages[:-1], start=1):
         issued = 0.0 if chunk == 1 else run.first_forward_s[before] + sync.rank * stages[before].forward.time_s
         free = max(free, issued) + sum(travel.gather_s for travel in sync.shares(chunk))
-        found.append(Beside(max(0.0, free - run.first_forward_s[stage])))
-    return found
+        found.append(free)
+    return tuple(found)
+
+
+def _queued(sync: RankSync) -> tuple[float, float]:
+    """Gathers of chunk 0, issued at once: when all have arrived, and from when on none is too late for its need."""
+    arrived = begin = 0.0
+    for needed, seconds in sorted(call for travel in sync.shares(0) for call in gathers(sync.chunks[0], travel)):
+        arrived += seconds
+        begin = max(begin, arrived - needed)
+    return arrived, begin
+
+
+def held_s(plain: PipelineRun, run: PipelineRun) -> tuple[float, ...]:
+    """By how much more the first forward of each stage is late than that of the stage before it.
+
+    plain: the same pipeline with all parameters there.
+    """
+    late = [after - before for before, after in zip(plain.first_forward_s, run.first_forward_s, strict=True)]
+    return tuple(max(0.0, own - before) for before, own in zip([0.0, *late], late, strict=False))

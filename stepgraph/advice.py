@@ -19,6 +19,9 @@ from stepgraph.passes.iteration import Iteration
 LAUNCH_SHARE = 0.10
 """From which share of a micro-batch on launches are worth a word."""
 
+HOST_SHARE = 0.01
+"""From which share of a micro-batch on waits for the host are worth a word."""
+
 UNEVEN_SHARE = 0.10
 """By how much the busiest stage may exceed the mean before it is worth a word."""
 
@@ -131,17 +134,24 @@ def _stages(iteration: Iteration, uneven_layers: str) -> Iterator[str]:
         return
     yield (
         f"uneven-stages: stage {times.index(longest)} takes {longest / mean - 1:.0%} longer than the mean; every other "
-        "stage waits for it, and the closed form, which spreads work evenly, is too fast"
+        "stage waits for it, and the closed form, which spreads work evenly, is too fast; --first-stage-layers, "
+        "--last-stage-layers or --pipeline-layout move layers away from it"
     )
 
 
 def _launches(iteration: Iteration) -> Iterator[str]:
-    buckets = iteration.ranks[iteration.slowest].micro_batch.buckets
-    share = buckets.launch / buckets.total
-    if share > LAUNCH_SHARE:
+    rank = iteration.ranks[iteration.slowest]
+    buckets = rank.micro_batch.buckets
+    gaps, dry = (buckets.launch - rank.dry_s) / buckets.total, rank.dry_s / buckets.total
+    if gaps > LAUNCH_SHARE:
         yield (
-            f"launch-bound: kernel launches take {share:.0%} of a micro-batch; a larger micro-batch, fewer kernels "
-            "(fusion) or CUDA graphs would win most"
+            f"launch-bound: gaps between kernels take {gaps:.0%} of a micro-batch; a larger micro-batch or fewer "
+            "kernels (fusion) would win most"
+        )
+    if dry > HOST_SHARE:
+        yield (
+            f"host-bound: the device waits for its host in {dry:.0%} of a micro-batch; CUDA graphs, fewer kernels "
+            "(fusion) or a larger micro-batch would win most"
         )
 
 

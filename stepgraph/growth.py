@@ -75,6 +75,11 @@ _MEANINGS = MappingProxyType(
 )
 
 
+_LESS_HIDDEN = MappingProxyType(
+    dict.fromkeys(("tp", "ep", "cp"), "less of it is hidden: fewer micro-batches or less computation beside it")
+)
+
+
 def split_buckets(buckets: Buckets, microbatches: int) -> tuple[MicroBatchCost, StepPart]:
     """A rank's step as the cost of one micro-batch and the rest, which runs once.
 
@@ -92,13 +97,20 @@ def split_buckets(buckets: Buckets, microbatches: int) -> tuple[MicroBatchCost, 
     return cost, StepPart(buckets.dp, buckets.optimizer)
 
 
-def faster_than_linear(before: int, smaller: MicroBatchCost, after: int, larger: MicroBatchCost) -> tuple[Growth, ...]:
+def faster_than_linear(
+    before: int, smaller: MicroBatchCost, after: int, larger: MicroBatchCost, *, overlapped: bool = False
+) -> tuple[Growth, ...]:
     """Costs that grew by more than the sizes did, from micro-batch `before` to `after`.
+
+    overlapped: whether what is shown of a communicator is what computation does not hide.
 
     Formula: larger > (1 + TOLERANCE) x after / before x smaller, if `larger` is worth a word. Slower growth is what an
     amortised overhead looks like and no reason for one. Source: How to Think About Asymptotic Times, section 11.
     """
-    return tuple(_found(before, smaller, after, larger))
+    found = tuple(_found(before, smaller, after, larger))
+    if not overlapped:
+        return found
+    return tuple(attrs.evolve(growth, meaning=_LESS_HIDDEN.get(growth.cost, growth.meaning)) for growth in found)
 
 
 def _found(before: int, smaller: MicroBatchCost, after: int, larger: MicroBatchCost) -> Iterator[Growth]:

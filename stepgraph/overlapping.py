@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from stepgraph.errors import InputError
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Experts, Model
@@ -21,13 +23,32 @@ def check_overlap(policy: Policy, layout: Layout, model: Model) -> None:
         sp=bool(layout.sp),
         ep=layout.ep,
         pp=layout.pp,
-        vpp=layout.vpp,
+        schedule=layout.schedule or "1f1b",
         recompute=layout.recompute,
         has_shared_expert=any(mlp.shared for mlp in experts),
         zero=layout.zero,
     )
     if problems:
         raise InputError(problems)
+
+
+def overlap_warnings(policy: Policy, iteration: Iteration, microbatches: int) -> Iterator[str]:
+    """What a policy does not do here, or does to the worse."""
+    if policy.expert_comm and not any(change.inside.hidden.ep for change in iteration.changes):
+        yield (
+            f"overlap: with {microbatches} micro-batch{'es' if microbatches > 1 else ''} per step no forward finds a "
+            "backward to run with; overlap-moe-expert-parallel-comm hides nothing"
+        )
+    if not policy.param_gather or len(iteration.ranks) == 1 or len(iteration.stages) > len(iteration.ranks):
+        return
+    paid = sum(change.inside.buckets.dp for change in iteration.changes)
+    saved = max(-change.after_norm.buckets.dp for change in iteration.changes)
+    if paid > saved > 0:
+        yield (
+            f"overlap: without chunks every stage gathers its parameters when its first activation has arrived, one stage "
+            f"after the other: {paid * 1e3:.0f} ms on the way down, where all gathers after the update take "
+            f"{saved * 1e3:.0f} ms; leave overlap-param-gather out, or use --vpp"
+        )
 
 
 def communication_of(iteration: Iteration, rank: int) -> Communication:

@@ -22,7 +22,7 @@ from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout
-from stepgraph.overlapping import check_overlap, communication_of
+from stepgraph.overlapping import check_overlap, communication_of, overlap_warnings
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import Iteration, iterate
@@ -182,6 +182,7 @@ def _assemble(
         params=count_params(parts),
         kernels_per_rank=n * cost.micro_batch.kernels + cost.step.kernels,
         backward_over_forward=_backward_over_forward(iteration.stages),
+        host_wait_s=n * cost.dry_s,
         launch=chosen.launch,
         cuda_graphs=chosen.cuda_graphs,
         overlap=chosen.overlap.name,
@@ -189,7 +190,12 @@ def _assemble(
         communication_s=communication_of(iteration, stage),
         stages=tuple(_stage(rank, program, iteration) for rank in range(layout.pp)),
         all_to_alls=found,
-        warnings=(*model.warnings, *mtp_warnings(layout, model), *advise(iteration, findings)),
+        warnings=(
+            *model.warnings,
+            *mtp_warnings(layout, model),
+            *advise(iteration, findings),
+            *overlap_warnings(chosen.overlap, iteration, n),
+        ),
         notes=notes,
     )
 

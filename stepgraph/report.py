@@ -75,7 +75,8 @@ class StageReport:
 class Prediction:
     """The step of one training run.
 
-    rank: whose buckets, roofline, kernels and communication are shown. launch, cuda_graphs, overlap, p2p_mode: how
+    rank: whose buckets, roofline, kernels, host_wait_s and communication are shown; host_wait_s is the part of the bucket
+    `launch` in which the device waits for its host. launch, cuda_graphs, overlap, p2p_mode: how
     software runs the step. fusions: names of the fusion rules that were given, in order.
     """
 
@@ -98,6 +99,7 @@ class Prediction:
     params: Params
     kernels_per_rank: int
     backward_over_forward: BackwardOverForward
+    host_wait_s: float
     launch: str
     cuda_graphs: bool
     overlap: str

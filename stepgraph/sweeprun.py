@@ -92,7 +92,14 @@ def sweep_under(
     say("where another size is the fastest")
     flips = _flips(found, best, at)
     assert best.layout.global_batch is not None  # resolved
-    return Sweep(_swept(found), refused, best, best.layout.global_batch, flips, (*notes, *best.notes))
+    return Sweep(
+        _swept(found, overlapped=machine.overlap.overlaps),
+        refused,
+        best,
+        best.layout.global_batch,
+        flips,
+        (*notes, *best.notes),
+    )
 
 
 def _with_global_batch(layout: Layout, sizes: tuple[int, ...]) -> tuple[Layout, tuple[str, ...]]:
@@ -172,13 +179,17 @@ def _reach(slots: int) -> int:
     return times
 
 
-def _swept(found: Sequence[Prediction]) -> tuple[SweptSize, ...]:
+def _swept(found: Sequence[Prediction], *, overlapped: bool) -> tuple[SweptSize, ...]:
     split = [split_buckets(p.buckets_s, p.n_microbatches) for p in found]
     swept: list[SweptSize] = []
     for p, (cost, step) in zip(found, split, strict=True):
         last = swept[-1] if swept else None
         size = p.layout.micro_batch
-        grown = faster_than_linear(last.micro_batch, last.per_micro_batch_s, size, cost) if last else ()
+        grown = (
+            faster_than_linear(last.micro_batch, last.per_micro_batch_s, size, cost, overlapped=overlapped)
+            if last
+            else ()
+        )
         swept.append(
             SweptSize(
                 micro_batch=size,

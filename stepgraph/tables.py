@@ -13,6 +13,7 @@ from rich.table import Table
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
 from stepgraph.passes.modelflops import Family, Params
+from stepgraph.passes.pipelining import usual_transfers
 from stepgraph.report import Prediction
 
 WIDTH = 400
@@ -78,7 +79,8 @@ def show_prediction(p: Prediction) -> None:
     sizes = ", ".join(sizes_of(layout))
     batch = f"micro-batch {layout.micro_batch}, global batch {layout.global_batch}, {p.n_microbatches} micro-batches"
     console.print(f"{escape(p.model)} on {p.gpus} x {escape(p.target)}: {sizes}", style="bold")
-    console.print(f"{batch}, seq {layout.seq}, recompute {layout.recompute}, profile {p.profile}, eta {p.eta}\n")
+    how = f"recompute {layout.recompute}, profile {p.profile}, eta {p.eta}"
+    console.print(f"{batch}, seq {layout.seq}, {', '.join((how, *run_of(p)))}\n")
     for line in _headline(p):
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
@@ -107,6 +109,18 @@ def sizes_of(layout: Layout) -> Iterator[str]:
     yield from _unusual(layout, "mtp", "capacity_factor", "expert_imbalance", "pad_vocab")
 
 
+def run_of(p: Prediction) -> Iterator[str]:
+    """How software runs the step, where that is not the default."""
+    if p.overlap != "none":
+        yield f"overlap {p.overlap}"
+    if p.launch != "both":
+        yield f"launch {p.launch}"
+    if p.cuda_graphs:
+        yield "CUDA graphs"
+    if p.layout.pp > 1 and p.p2p_mode != str(usual_transfers(str(p.layout.schedule))):
+        yield f"transfers {p.p2p_mode}"
+
+
 def _unusual(layout: Layout, *names: str) -> Iterator[str]:
     usual = Layout()
     for name in names:
@@ -130,6 +144,7 @@ def _headline(p: Prediction) -> tuple[str, ...]:
         f"roofline        {seconds(p.roofline_s)}: what max(F/peak, B/beta) per op would have said",
         f"kernels         {p.kernels_per_rank:,} per rank and step",
         f"parameters      {_parameters(p.params)}",
+        *([f"host            the device waits {seconds(p.host_wait_s)} for it"] if p.host_wait_s > SHORTEST_S else []),
         *([f"fusions         {_few(p.fusions)}; `stepgraph fuse` tells what each did"] if p.fusions else []),
     )
 

@@ -116,6 +116,17 @@ def test_where_it_does_not_the_step_is_its_issue_time() -> None:
     assert step_s(8, "both", cuda_graphs=True) == pytest.approx(step_s(8, "additive"), rel=1e-6)
 
 
+def test_what_would_help_depends_on_what_is_slow() -> None:
+    def warned(seq: int, **more: Any) -> str:
+        return " ".join(stepgraph.predict(TINY, stepgraph.Layout(seq=seq), H100, **more).warnings)
+
+    assert "launch-bound" in warned(128) and "host-bound" not in warned(128)
+    assert "host-bound: the device waits" in warned(16) and "CUDA graphs" in warned(16)
+    assert "CUDA graphs" not in warned(16, cuda_graphs=True)
+    found = stepgraph.predict(TINY, stepgraph.Layout(seq=16), H100)
+    assert 0 < found.host_wait_s < found.buckets_s.launch
+
+
 @pytest.mark.parametrize("launch", ["host", "both"])
 @pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-9b"])
 def test_a_rolled_stage_waits_as_its_layers_written_out(model: str, launch: str) -> None:

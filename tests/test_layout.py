@@ -79,7 +79,7 @@ def test_default_sequence_is_capped_by_the_positions() -> None:
         ({"recompute": ["full"]}, "layout-choice"),
         ({"schedule": "zb-h2"}, "schedule"),
         ({"schedule": ["1f1b"]}, "schedule"),
-        ({"schedule": "interleaved", "pp": 2}, "schedule-chunks"),
+        ({"schedule": "interleaved"}, "vpp-needs-pp"),
         ({"schedule": "zbv"}, "vpp-needs-pp"),
         ({"zero": 3}, "layout-not-modelled"),
         ({"cp": 2}, "layout-not-modelled"),

@@ -99,7 +99,7 @@ def test_words_that_do_not_exist_are_refused_together() -> None:
 
 def problems(text: str, **changes: object) -> list[str]:
     fitting: dict[str, object] = {
-        "tp": 2, "sp": True, "ep": 8, "pp": 4, "vpp": 2, "recompute": "selective", "has_shared_expert": True, "zero": 1
+        "tp": 2, "sp": True, "ep": 8, "pp": 4, "schedule": "interleaved", "recompute": "selective", "has_shared_expert": True, "zero": 1
     }  # fmt: skip
     return [problem.code for problem in check_policy(parse_policy(text), **{**fitting, **changes})]  # type: ignore[arg-type]
 
@@ -117,15 +117,15 @@ def test_contradictions_are_refused() -> None:
     assert (
         problems(expert, ep=1)
         == problems(expert, recompute="full")
-        == problems(expert, vpp=1)
+        == problems(expert, schedule="1f1b")
         == ["overlap-expert-comm"]
     )
-    assert problems(expert, pp=1, vpp=1) == []
+    assert problems(expert, pp=1, schedule="1f1b") == problems(expert, schedule="dualpipev") == []
     assert problems(f"{expert},moe-shared-expert-overlap") == ["overlap-expert-comm"]
     assert problems("moe-shared-expert-overlap", has_shared_expert=False) == ["overlap-shared-expert"]
     assert problems("moe-shared-expert-overlap", ep=1) == ["overlap-shared-expert"]
     everything = f"{expert},moe-shared-expert-overlap,tp-comm-overlap,overlap-param-gather"
-    bad = {"tp": 1, "ep": 1, "recompute": "full", "vpp": 1, "has_shared_expert": False, "zero": 0}
+    bad = {"tp": 1, "ep": 1, "recompute": "full", "schedule": "1f1b", "has_shared_expert": False, "zero": 0}
     assert len(problems(everything, **bad)) == 2 + 1 + 4 + 2
 
 

@@ -230,8 +230,8 @@ def test_an_async_deadlock_names_each_rank_and_what_it_waits_for() -> None:
     with pytest.raises(InputError) as caught:
         simulate(locked, UNEQUAL)
     assert [str(problem) for problem in caught.value.problems] == [
-        "rank 0, computation 1: 0B0 waits for 1B0, but rank 1 is at its computation 1 [pipeline-deadlock]",
-        "rank 1, computation 1: 1F1 waits for 0F1, but rank 0 is at its computation 1 [pipeline-deadlock]",
+        "rank 0, computation 2: 0B0 waits for 1B0, but rank 1 is at its computation 2 [pipeline-deadlock]",
+        "rank 1, computation 2: 1F1 waits for 0F1, but rank 0 is at its computation 2 [pipeline-deadlock]",
     ]
 
 
@@ -247,11 +247,11 @@ def test_a_deadlock_of_calls_names_each_rank_and_what_it_waits_for() -> None:
         (((RECV_BACKWARD, 0, 0),), ((SEND_FORWARD, 0, 0),)),
         (((RECV_FORWARD, 0, 0),), ((SEND_BACKWARD, 0, 0),)),
     ]
-    with pytest.raises(ValueError, match="rank 0, call 0: recv_backward of micro-batch 0 over boundary 0") as caught:
+    with pytest.raises(ValueError, match="rank 0, call 1: recv_backward of micro-batch 0 over boundary 0") as caught:
         run_calls(programs, UNEQUAL)
     message = str(caught.value)
-    assert "waits for rank 1 to post send_backward, but rank 1 is in its call 0" in message
-    assert "rank 1, call 0: recv_forward of micro-batch 0 over boundary 0" in message
+    assert "waits for rank 1 to post send_backward, but rank 1 is in its call 1" in message
+    assert "rank 1, call 1: recv_forward of micro-batch 0 over boundary 0" in message
     assert "waits for rank 0 to post send_forward" in message
 
 

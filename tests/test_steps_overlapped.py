@@ -24,6 +24,7 @@ from stepgraph.passes.pairs import count_pairs, pair_changes
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.pipelining import Pipelining
+from stepgraph.passes.stagecosts import cost_template
 from stepgraph.passes.stepsync import syncs_of
 
 H100 = stepgraph.load_target("h100")
@@ -180,6 +181,49 @@ def test_parameter_gathers_look_one_bucket_ahead() -> None:
     reduced = alone("overlap-grad-reduce").at(4)
     both = step.at(4)
     assert both.step_s == pytest.approx(reduced.step_s - sync.gather_s + exposed, rel=1e-9)
+
+
+def test_gathers_are_needed_from_the_first_layer_to_the_last() -> None:
+    """Needs spread over the forward pass: the first at its start, the last in the head, as many as there are buckets."""
+    step = alone("megatron")
+    (sync,) = syncs_of(step.program, step.costed, step.setting)
+    needs = [at for at, _ in gathers(sync.chunks[0], sync.travels[0])]
+    forward_s = step.stages[0].forward.time_s
+    head_s = cost_template(step.costed["head"], step.setting).forward.part.time_s
+    assert needs == sorted(needs)
+    assert needs[0] == 0
+    assert forward_s - head_s <= needs[-1] < forward_s
+    assert len(needs) == len(list(reductions(sync.chunks[0], sync.travels[0])))
+    layers_s = cost_template(step.costed["dense"], step.setting).forward.part.time_s
+    assert max(after - before for before, after in pairwise(needs)) <= 2 * layers_s  # no gap of several layers
+
+
+def test_gathering_ahead_hides_more_and_never_less_than_nothing() -> None:
+    """Interleaved ranks issue their gathers at the start of the step: later ranks have arrived when the stream does."""
+    plain, ahead = costed("interleaved", "overlap-grad-reduce").at(8), costed("interleaved", "megatron").at(8)
+    assert ahead.step_s < plain.step_s
+    assert ahead.buckets[-1].dp < plain.buckets[-1].dp
+
+
+def test_without_chunks_later_stages_gather_on_the_way_down() -> None:
+    """1F1B: rank r > 0 gathers when its first activation is there, so the step is longer by what all of them take."""
+    plain, first = costed("1f1b", "overlap-grad-reduce").at(8), costed("1f1b", "megatron").at(8)
+    syncs = syncs_of(costed("1f1b", "megatron").program, costed("1f1b", "megatron").costed, setting(H100))
+    serial_s = sum(sync.gather_s for sync in syncs[1:])
+    late_s = first.pipeline.first_forward_s[-1] - plain.pipeline.first_forward_s[-1]
+    assert late_s == pytest.approx(serial_s - syncs[-1].gather_s + first.changes[0].inside.time_s, rel=1e-6)
+    prediction = stepgraph.predict(DENSE, layout("1f1b"), H100, overlap="megatron")
+    assert [text for text in prediction.warnings if "leave overlap-param-gather out, or use --vpp" in text]
+    assert not [
+        text
+        for text in stepgraph.predict(DENSE, layout("interleaved"), H100, overlap="megatron").warnings
+        if text.startswith("overlap")
+    ]
+
+
+def test_a_policy_that_pairs_nothing_says_so() -> None:
+    prediction = stepgraph.predict(EXPERTS, Layout(ep=4, dp=4, global_batch=4, seq=1024), H100, overlap=EP)
+    assert [text for text in prediction.warnings if "with 1 micro-batch per step no forward finds" in text]
 
 
 def test_buckets_and_elements_are_those_of_the_step_template() -> None:

@@ -364,8 +364,9 @@ def main() -> None:
         return
     console = new_console()
     names = ", ".join(rule.name for rule in FUSIONS)
+    noise = f"; every op varies by {said.jitter:.0%}, seed {said.seed}" if said.jitter else ""
     print(
-        f"profile {PROFILE}, eta {ETA}, fusions {names}, overlap {OVERLAP}, launch {LAUNCH}; DP term {DP_TERM_S:.2f} s, declared\n"
+        f"profile {PROFILE}, eta {ETA}, fusions {names}, overlap {OVERLAP}, launch {LAUNCH}; DP term {DP_TERM_S:.2f} s, declared{noise}\n"
     )
     for table in (constants_table(found), compared(runs[:3], OBSERVED), compared(runs[3:], (None,) * 3)):
         show_table(console, table)

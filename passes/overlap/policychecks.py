@@ -9,6 +9,9 @@ from stepgraph.passes.overlap.policies import Policy
 
 _WHERE = "--overlap"
 
+PAIRING = ("interleaved", "dualpipev")
+"""Pipeline schedules that run forwards and backwards as pairs."""
+
 
 def check_policy(
     policy: Policy,
@@ -17,7 +20,7 @@ def check_policy(
     sp: bool,
     ep: int,
     pp: int,
-    vpp: int,
+    schedule: str,
     recompute: str,
     has_shared_expert: bool,
     zero: int,
@@ -33,7 +36,7 @@ def check_policy(
     return [
         *_param_gather(policy, zero),
         *_tp_comm(policy, tp, sp),
-        *_expert_comm(policy, ep, pp, vpp, recompute),
+        *_expert_comm(policy, ep, pp, schedule, recompute),
         *_shared_expert(policy, has_shared_expert, ep),
     ]
 
@@ -65,7 +68,7 @@ def _tp_comm(policy: Policy, tp: int, sp: bool) -> Iterator[Problem]:
         yield _problem(code, word, what, "--sp", "use --sp or leave it out")
 
 
-def _expert_comm(policy: Policy, ep: int, pp: int, vpp: int, recompute: str) -> Iterator[Problem]:
+def _expert_comm(policy: Policy, ep: int, pp: int, schedule: str, recompute: str) -> Iterator[Problem]:
     word, code = "overlap-moe-expert-parallel-comm", "overlap-expert-comm"
     if word not in policy.asked:
         return
@@ -74,9 +77,11 @@ def _expert_comm(policy: Policy, ep: int, pp: int, vpp: int, recompute: str) -> 
     if recompute == "full":
         what = "with full recomputation: a layer's backward would begin with its forward"
         yield _problem(code, word, what, "--recompute none or selective", "recompute less")
-    if pp > 1 and vpp < 2:
-        what = f"with pp = {pp} and vpp = {vpp}: only the interleaved schedule merges a forward with a backward"
-        yield _problem(code, word, what, "vpp of 2 or more", "use --vpp 2")
+    if pp > 1 and schedule not in PAIRING:
+        what = f"with schedule {schedule}, which never runs a forward and a backward together"
+        yield _problem(
+            code, word, what, " or ".join(PAIRING), "use --vpp 2 without --schedule, or --schedule dualpipev"
+        )
     if policy.shared_expert:
         what = "beside moe-shared-expert-overlap: both want the same all-to-alls"
         yield _problem(code, word, what, "one of them", "leave one out")

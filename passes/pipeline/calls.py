@@ -39,7 +39,7 @@ def calls_of(order: Order, timing: Timing, mode: Mode) -> list[Program]:
     if mode == OVERLAP:
         expected = "interleaved 1F1B, the only order whose transfers Megatron-LM overlaps"
         fix = "take blocking or async, or the interleaved schedule"
-        raise refuse("pipeline-mode", "mode", "overlap, for another order", expected, fix)
+        raise refuse("pipeline-mode", "mode", "overlap is not for this order", expected, fix)
     apart, ranks = order.chunks == 1, len(order.ranks)
     written_apart = [(apart, apart and _all_ahead(slots, ranks - 1 - rank)) for rank, slots in enumerate(order.ranks)]
     return [

@@ -52,7 +52,7 @@ def _next(rank: RankTrace) -> Call:
 
 
 def _where(rank: int, trace: RankTrace) -> str:
-    return f"rank {rank}, {'call' if is_transfer(_next(trace)[0][0]) else 'computation'} {len(trace.ends)}"
+    return f"rank {rank}, {'call' if is_transfer(_next(trace)[0][0]) else 'computation'} {len(trace.ends) + 1}"
 
 
 def _needs(call: Call, makers: Mapping[Step, tuple[int, int]], trace: Trace) -> Iterator[str]:
@@ -103,4 +103,4 @@ def _stands(rank: RankTrace) -> str:
     if position == len(rank.program):
         return "has ended"
     call = rank.program[position]
-    return f"is {'in its call' if is_transfer(call[0][0]) else 'at its computation'} {position}"
+    return f"is {'in its call' if is_transfer(call[0][0]) else 'at its computation'} {position + 1}"

@@ -11,6 +11,7 @@ import attrs
 
 from stepgraph.bars import Bar, bars_of
 from stepgraph.errors import InputError, Problem, refuse, together
+from stepgraph.ir.pipelines import PIPELINES
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.actions import Order
 from stepgraph.passes.pipeline.jitter import Range, jittered
@@ -27,8 +28,6 @@ USUAL_PP: Final = 4
 USUAL_MICRO_BATCHES: Final = 8
 MOST_VARIED: Final = 500_000
 """Every computation of a run whose times vary is run, and there are several runs."""
-_NEED_CHUNKS: Final = frozenset({"interleaved", "looped-bfs"})
-"""With one chunk they would be 1F1B and GPipe."""
 
 
 @attrs.frozen
@@ -189,7 +188,7 @@ def _order(ask: Ask) -> tuple[str, Schedule | None, Order, tuple[int, int, int]]
     if _is_file(ask.schedule):
         return _from_file(ask)
     schedule = schedule_of(ask.schedule)
-    usual_vpp = schedule.chunks or (2 if schedule.name in _NEED_CHUNKS else 1)
+    usual_vpp = PIPELINES[schedule.name].usual_chunks
     pp = USUAL_PP if ask.pp is None else ask.pp
     vpp = usual_vpp if ask.vpp is None else ask.vpp
     micro_batches = USUAL_MICRO_BATCHES if ask.micro_batches is None else ask.micro_batches

@@ -12,6 +12,8 @@ from stepgraph.commands.pipelinerun import Answer
 from stepgraph.tables import new_console, new_table, show_table
 from stepgraph.textlanes import text_lanes
 
+TOO_WIDE = "too wide or too many ranks for a picture in text; -o pipeline.svg draws it"
+
 
 def show_pipeline(found: Answer) -> None:
     """A table with a line per rank, the picture in text where it is small enough, the sums."""
@@ -25,6 +27,8 @@ def show_pipeline(found: Answer) -> None:
         console.print()
     for rank, lane in enumerate(lanes):
         console.print(f"{rank:>4}  {lane}")
+    if found.bars and not lanes:
+        console.print(f"\n{TOO_WIDE}")
     console.print()
     for line in _sums(found):
         console.print(line)

@@ -12,7 +12,7 @@ from rich.table import Table
 from stepgraph.flips import Flip
 from stepgraph.growth import NAMES
 from stepgraph.sweep import RefusedSize, Sweep, SweptSize
-from stepgraph.tables import new_console, new_table, seconds, show_table, sizes_of
+from stepgraph.tables import new_console, new_table, run_of, seconds, show_table, sizes_of
 
 
 def show_sweep(sweep: Sweep) -> None:
@@ -36,10 +36,8 @@ def show_sweep(sweep: Sweep) -> None:
 def _header(console: Console, sweep: Sweep) -> None:
     p, layout = sweep.best, sweep.best.layout
     console.print(f"{escape(p.model)} on {p.gpus} x {escape(p.target)}: {', '.join(sizes_of(layout))}", style="bold")
-    console.print(
-        f"global batch {sweep.global_batch}, seq {layout.seq}, recompute {layout.recompute}, profile {p.profile}, "
-        f"eta {p.eta}"
-    )
+    how = f"recompute {layout.recompute}, profile {p.profile}, eta {p.eta}"
+    console.print(f"global batch {sweep.global_batch}, seq {layout.seq}, {', '.join((how, *run_of(p)))}")
     console.print(f"fusions by {len(p.fusions)} rules\n" if p.fusions else "")
 
 
