@@ -3,7 +3,7 @@
     E embedding   t transformer layer   m MTP layer   L loss (the head)
     |  ends a stage     X*n  one sign n times     (...)*n  a group n times, its inner | included     ,  means nothing
 
-Stage v runs on rank v % pp. A stage may hold nothing: it passes the stream on. A group stands in no other group.
+Stage v runs on rank v % pp, or down the ranks and back where the schedule is V-shaped. A stage may hold nothing: it passes the stream on. A group stands in no other group.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def deal_layers(layers: Sequence[str], split: PipelineSplit | int) -> tuple[tupl
     """Runs of every virtual stage: `embedding` on the first, `head` on the last, `recv` and `send` in between.
 
     layers: template name of every layer, in order. split: what each stage holds, or how many stages share the layers
-    evenly. MTP modules are part of the head's template. Virtual stage v runs on pipeline rank v % pp.
+    evenly. MTP modules are part of the head's template. On which rank a stage runs is said by `stepgraph.ir.pipelines`.
 
     Raises: InputError (pipeline-layers) when the split is of another number of layers; pipeline-mtp when MTP modules
     stand on another stage than the head.

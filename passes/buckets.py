@@ -73,6 +73,8 @@ def _collective_bucket(op: Op) -> str:
         return "tp" if op.origin == SUM_REPLICATED else "dp"
     if op.kind == "all_to_all":
         return "ep"
+    if names == {"dp"} and op.kind in ("all_gather", "reduce_scatter"):
+        return "dp"
     if names <= {"tp", "etp"}:
         return "tp"
     return "cp" if names == {"cp"} else "ep"

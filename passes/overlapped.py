@@ -55,14 +55,14 @@ def run_overlapped(step: CostedStages, microbatches: int) -> tuple[PipelineRun, 
     policy = step.setting.overlap
     if not (policy.grad_reduce or policy.param_gather):
         return run, tuple(changes)
-    syncs = syncs_of(step.program, step.costed, step.setting)
+    syncs = syncs_of(step.program, step.costed, step.stages, step.setting)
     if policy.param_gather:
         gather = _gathered_first if step.how.chunks == 1 else _gathered_ahead
         run, inside = gather(step, syncs, run, microbatches)
         changes = [_gathers(*found) for found in zip(changes, syncs, inside, strict=True)]
     if policy.grad_reduce:
-        aligned = step.how.schedule == "interleaved"
-        beside = [reduced(sync, run, step.stages, step.setting, aligned=aligned) for sync in syncs]
+        how = {"aligned": step.how.schedule == "interleaved", "bucketed": not step.how.order_of().splits_backward}
+        beside = [reduced(sync, run, step.stages, step.setting, **how) for sync in syncs]
         changes = [_reductions(*found) for found in zip(changes, syncs, beside, strict=True)]
     return run, tuple(changes)
 
@@ -71,7 +71,7 @@ def _with_pairs(step: CostedStages, microbatches: int) -> tuple[CostedStages, li
     """Forwards and backwards as pairs, by the policy or by the mode; and what all pairs of a step change, per rank."""
     how, found = step.how, dict[Pair, Part]()
     if how.combined:
-        found = pair_changes(step.program, step.costed, step.setting)
+        found = pair_changes(step.program, step.costed, step.stages, step.setting)
         step = attrs.evolve(step, timing=attrs.evolve(step.timing, pair_s=pair_s(found, step.stages)))
     elif how.transfers.joint:
         found = joint_changes(step.stages, how.owners, how.transfers.joint)

@@ -8,9 +8,8 @@ from functools import cache
 
 from stepgraph.ir.op import Phase
 from stepgraph.ir.program import Program
-from stepgraph.ir.rows import Rule
-from stepgraph.ir.table import row_of
 from stepgraph.passes.base import Setting
+from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import Costs
 from stepgraph.passes.overlap.merging import merge_layers
 from stepgraph.passes.parts import Part, StageCost
@@ -22,7 +21,9 @@ Pair = tuple[int, int]
 """Stage of the forward, stage of the backward."""
 
 
-def pair_changes(program: Program, costed: Mapping[str, Costs], setting: Setting) -> dict[Pair, Part]:
+def pair_changes(
+    program: Program, costed: Mapping[str, Costs], stages: Sequence[StageCost], setting: Setting
+) -> dict[Pair, Part]:
     """What running both as one changes, for every two stages of one rank: seconds by bucket, and what becomes hidden.
 
     Layers meet in the order of their passes: the first of the forward with the last of the backward's stage. Ends and
@@ -36,7 +37,9 @@ def pair_changes(program: Program, costed: Mapping[str, Costs], setting: Setting
         for j, backward in enumerate(program.stages):
             if forward.rank == backward.rank:
                 met = zip(layers[i], reversed(layers[j]), strict=False)
-                found[i, j] = sum((change(left, right) for left, right in met), Part())
+                device = sum((change(left, right) for left, right in met), Part())
+                host_s = _host_change(stages[i], stages[j], device.time_s, setting.launching.issue_s)
+                found[i, j] = device + Part(Buckets(launch=host_s))
     return found
 
 
@@ -56,6 +59,17 @@ def pair_s(changes: Mapping[Pair, Part], stages: Sequence[StageCost]) -> dict[Pa
         (i, j): max(0.0, stages[i].forward.time_s + stages[j].backward.time_s + change.time_s)
         for (i, j), change in changes.items()
     }
+
+
+def _host_change(forward: StageCost, backward: StageCost, change_s: float, issue_s: float) -> float:
+    """By how much the device waits less for its host in a pair than in both passes: the host has twice the time.
+
+    A pair takes no less than its host needs to issue the kernels of both.
+    """
+    apart_s = forward.dry_forward_s + backward.dry_backward_s
+    device_s = forward.forward.time_s + backward.backward.time_s - apart_s + change_s
+    host_s = (forward.forward.kernels + backward.backward.kernels) * issue_s
+    return max(0.0, host_s - device_s) - apart_s
 
 
 def count_pairs(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> list[Counter[Pair]]:
@@ -82,8 +96,8 @@ def _layers(program: Program, stage: int) -> list[str]:
 
 
 def _is_layer(program: Program, name: str) -> bool:
-    ports, ops = program[name].ports, program[name].ops
-    return bool(ports.enters and ports.leaves) and not any(row_of(op.kind).rule is Rule.POINT_TO_POINT for op in ops)
+    ports = program[name].ports
+    return all((ports.enters, ports.leaves, ports.grad_enters, ports.grad_leaves))
 
 
 def _layer_change(costed: Mapping[str, Costs], setting: Setting) -> Callable[[str, str], Part]:

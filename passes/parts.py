@@ -57,8 +57,8 @@ class StageCost:
     """One stage: forward and backward of a micro-batch, and the step before and after the gradient norm.
 
     All stages wait for each other at the norm, so what lies before it and after it is kept apart. weight_s: seconds of
-    `backward` that make gradients of weights only, which no other stage waits for. dry_s: seconds of both passes in
-    which the device waits for its host; they are in the bucket `launch`.
+    `backward` that make gradients of weights only, which no other stage waits for. dry_forward_s, dry_backward_s: seconds
+    of each pass in which the device waits for its host; they are in the bucket `launch`.
     """
 
     forward: Part
@@ -66,7 +66,13 @@ class StageCost:
     before_norm: Part
     after_norm: Part
     weight_s: float = 0.0
-    dry_s: float = 0.0
+    dry_forward_s: float = 0.0
+    dry_backward_s: float = 0.0
+
+    @property
+    def dry_s(self) -> float:
+        """Waits for the host in both passes."""
+        return self.dry_forward_s + self.dry_backward_s
 
     @property
     def micro_batch(self) -> Part:
@@ -88,7 +94,8 @@ def joined_chunks(chunks: Iterable[StageCost]) -> StageCost:
             forward=first.forward + chunk.forward,
             backward=first.backward + chunk.backward,
             weight_s=first.weight_s + chunk.weight_s,
-            dry_s=first.dry_s + chunk.dry_s,
+            dry_forward_s=first.dry_forward_s + chunk.dry_forward_s,
+            dry_backward_s=first.dry_backward_s + chunk.dry_backward_s,
         )
     return first
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import attrs
 
-from stepgraph.errors import refuse
+from stepgraph.errors import InputError, refuse
 from stepgraph.passes.parts import StageCost, joined_chunks
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, Mode, refuse_without_pairs
@@ -17,7 +17,7 @@ from stepgraph.passes.pipeline.simulation import simulate_schedule
 from stepgraph.passes.pipeline.timing import Timing
 
 MOST_SLOTS = 400_000
-"""Stages x micro-batches that are simulated; a few seconds where no steady state can be skipped."""
+"""Stages x micro-batches that are simulated one by one, a few seconds; with a steady state a step may be longer."""
 
 
 @attrs.frozen
@@ -69,10 +69,16 @@ class Pipelining:
 
     def run(self, microbatches: int, timing: Timing) -> PipelineRun:
         """Simulate. Raises: InputError (too-many-micro-batches, pipeline-microbatches, pipeline-mode)."""
-        _check_size(len(self.owners), microbatches)
         schedule = self.order_of()
         refuse_without_pairs(self.transfers, self.schedule, pairs=schedule.pairs, where="--p2p-mode")
-        return simulate_schedule(schedule, self.ranks, self.chunks, microbatches, timing, self.transfers)
+        try:
+            return simulate_schedule(
+                schedule, self.ranks, self.chunks, microbatches, timing, self.transfers, most_slots=MOST_SLOTS
+            )
+        except InputError as refused:
+            raise InputError(
+                attrs.evolve(problem, **_for_users(problem.code)) for problem in refused.problems
+            ) from None
 
     def received_s(self, timing: Timing) -> tuple[float, ...]:
         """Seconds in which the links carry what each rank receives for one micro-batch."""
@@ -95,8 +101,8 @@ def usual_transfers(schedule: str) -> Mode:
     """How transfers are issued if nobody says it: Megatron-LM's batched calls for GPipe and 1F1B, else sends that never
     block.
 
-    Megatron-LM's interleaved schedule hides its transfers in the steady state (mode overlap); with equal stages that
-    takes exactly as long as sends that never block, and these are simulated four times as fast.
+    Megatron-LM's interleaved schedule hides its transfers in the steady state (mode overlap). With equal stages and hops
+    shorter than a chunk's forward that takes as long as sends that never block, which are simulated four times as fast.
     """
     return BLOCKING if schedule in ("1f1b", "gpipe") else ASYNC
 
@@ -112,10 +118,10 @@ def timing_of(stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops
     )
 
 
-def _check_size(stages: int, microbatches: int) -> None:
-    """Raises: InputError (too-many-micro-batches)."""
-    if stages * microbatches > MOST_SLOTS:
-        what, limit = f"{microbatches} micro-batches on {stages} stages", MOST_SLOTS // stages
-        raise refuse(
-            "too-many-micro-batches", "global_batch", what, f"at most {limit} micro-batches", "raise the micro-batch"
-        )
+def _for_users(code: str) -> dict[str, str]:
+    """What a refusal of the simulation is about in terms of a layout, where it is about the number of micro-batches."""
+    if code == "pipeline-microbatches":
+        return {"where": "global_batch"}
+    if code == "pipeline-size":
+        return {"code": "too-many-micro-batches", "where": "global_batch", "fix": "raise the micro-batch"}
+    return {}

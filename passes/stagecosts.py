@@ -21,6 +21,7 @@ from stepgraph.passes.costing import Costs, Floats, costs
 from stepgraph.passes.launch import Launching, Stretch, in_a_row, stretch_of
 from stepgraph.passes.overlap.templates import schedule_phase
 from stepgraph.passes.parts import Part, StageCost, counted, part_of
+from stepgraph.passes.pipeline.schedules import schedule_of
 
 
 @attrs.frozen
@@ -57,37 +58,42 @@ def cost_stages(program: Program, costed: Mapping[str, Costs], setting: Setting)
     micro-batch together with the device: a pipeline's blocking calls, a loss that is read and a router's token counts
     all make it wait.
     """
-    found = {name: cost_template(cost, setting) for name, cost in costed.items()}
-    seams = {(seam.left, seam.right): _seam_cost(program, seam, setting) for seam in program.seam_groups}
+    split = schedule_of(program.schedule).splits_backward
+    found = {name: cost_template(cost, setting, split=split) for name, cost in costed.items()}
+    seams = {(seam.left, seam.right): _seam_cost(program, seam, setting, split=split) for seam in program.seam_groups}
     totals = {stage: _stage(stage, found, seams) for stage in dict.fromkeys(program.stages)}
     return tuple(totals[stage] for stage in program.stages)
 
 
-def cost_template(cost: Costs, setting: Setting) -> TemplateCost:
-    """What one execution of a template costs."""
+def cost_template(cost: Costs, setting: Setting, *, split: bool = False) -> TemplateCost:
+    """What one execution of a template costs. split: whether weight gradients run apart, after all others."""
     ops = cost.graph.ops
     norm = max((i for i, op in enumerate(ops) if row_of(op.kind).awaited), default=len(ops))
     step = positions(cost.graph, Phase.STEP)
+    weights = weight_positions(cost.graph)
+    backward, op_s = _pass(cost, Phase.BACKWARD, setting, weights if split else [])
     return TemplateCost(
-        _pass(cost, Phase.FORWARD, setting),
-        _pass(cost, Phase.BACKWARD, setting),
+        _pass(cost, Phase.FORWARD, setting)[0],
+        backward,
         part_of(cost, [i for i in step if i <= norm], setting),
         part_of(cost, [i for i in step if i > norm], setting),
-        part_of(cost, weight_positions(cost.graph), setting).time_s,
+        float(op_s[weights].sum()),
     )
 
 
 def weight_positions(graph: Graph) -> list[int]:
     """Positions of the backward ops on which the gradient that leaves the graph does not depend.
 
-    They make gradients of weights, and may run when nothing else is waited for.
+    They make gradients of weights, and may run when nothing else is waited for. Recomputed forward ops are none of them:
+    they come first, whoever reads them.
     """
     wanted = {graph.ports.grad_leaves}
     found = []
     for position, op in reversed(list(enumerate(graph.ops))):
         if op.phase is not Phase.BACKWARD:
             continue
-        if any(tensor.name in wanted for tensor in op.outputs) or row_of(op.kind).rule is Rule.POINT_TO_POINT:
+        first = op.role == "recompute" or row_of(op.kind).rule is Rule.POINT_TO_POINT
+        if first or any(tensor.name in wanted for tensor in op.outputs):
             wanted.update(tensor.name for tensor in op.inputs)
         else:
             found.append(position)
@@ -99,15 +105,15 @@ def positions(graph: Graph, phase: Phase) -> list[int]:
     return [i for i, op in enumerate(graph.ops) if op.phase is phase]
 
 
-def _pass(cost: Costs, phase: Phase, setting: Setting) -> Pass:
-    """One pass, its collectives beside its computation as far as the policy has it so."""
+def _pass(cost: Costs, phase: Phase, setting: Setting, last: Sequence[int] = ()) -> tuple[Pass, Floats]:
+    """One pass, its collectives beside its computation as far as the policy has it so; and what each op adds to it."""
     chosen, launch = positions(cost.graph, phase), setting.launching
-    alone_s = cost.time_s + cost.kernels * launch.gap_s
+    op_s: Floats = cost.time_s + cost.kernels * launch.gap_s
     if not setting.overlap.overlaps:
-        return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], alone_s[chosen], launch))
-    found = schedule_phase(cost.graph, phase, alone_s.tolist(), setting.overlap, setting)
-    stretch = stretch_of(cost.kernels[chosen], found.op_s[chosen], launch)
-    return Pass(spent_part(cost, chosen, found.op_s, setting), stretch)
+        return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], op_s[chosen], launch)), op_s
+    op_s = schedule_phase(cost.graph, phase, op_s.tolist(), setting.overlap, setting, last).op_s
+    stretch = stretch_of(cost.kernels[chosen], op_s[chosen], launch)
+    return Pass(spent_part(cost, chosen, op_s, setting), stretch), op_s
 
 
 def spent_s(cost: Costs, setting: Setting) -> Floats:
@@ -141,11 +147,11 @@ def spent_part(cost: Costs, chosen: list[int], op_s: Floats, setting: Setting) -
     return counted(cost, chosen, buckets, hidden)
 
 
-def _seam_cost(program: Program, seam: SeamGroups, setting: Setting) -> TemplateCost:
+def _seam_cost(program: Program, seam: SeamGroups, setting: Setting, *, split: bool) -> TemplateCost:
     """What the kernels across a seam change: both layers with them, minus both layers without."""
     fused = seam_graph(program, seam.left, seam.right)
     joined = seam_graph(attrs.evolve(program, seam_groups=()), seam.left, seam.right)
-    after, before = cost_template(costs(fused, setting), setting), cost_template(costs(joined, setting), setting)
+    after, before = (cost_template(costs(graph, setting), setting, split=split) for graph in (fused, joined))
     return TemplateCost(
         _change(after.forward, before.forward, setting.launching),
         _change(after.backward, before.backward, setting.launching),
@@ -179,7 +185,7 @@ def _stage(stage: Stage, found: Mapping[str, TemplateCost], seams: _Seams) -> St
         step.before_norm,
         step.after_norm,
         weight_s,
-        sum(dry_s),
+        *dry_s,
     )
 
 

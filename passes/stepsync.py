@@ -17,9 +17,19 @@ import attrs
 from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.costing import Costs
-from stepgraph.passes.gradsync import Chunk, Travel, chunk_of, gathers, reductions, travels_of
-from stepgraph.passes.overlap.gradients import bucketed_tasks, gather_tasks
-from stepgraph.passes.overlap.streams import schedule
+from stepgraph.passes.gradsync import (
+    Piece,
+    Travel,
+    gathers,
+    layer_of,
+    pieces_of,
+    reductions,
+    travels_of,
+    without_copies,
+)
+from stepgraph.passes.overlap.gradients import bucketed_tasks
+from stepgraph.passes.overlap.policies import SMS
+from stepgraph.passes.overlap.streams import COMPUTE, Task, schedule
 from stepgraph.passes.overlap.templates import sms_of
 from stepgraph.passes.parts import StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun
@@ -27,11 +37,14 @@ from stepgraph.passes.pipeline.accounts import PipelineRun
 
 @attrs.frozen
 class RankSync:
-    """What one rank moves per step: its buffers, and its chunks with their stages, in the order of the stream."""
+    """What one rank moves per step: its buffers, and the parameters of its chunks, in the order of the stream.
+
+    stages: the virtual stage of each chunk.
+    """
 
     rank: int
     travels: tuple[Travel, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[tuple[Piece, ...], ...]
     stages: tuple[int, ...]
 
     @property
@@ -49,9 +62,13 @@ class RankSync:
         return tuple(self._share(chunk, travel) for travel in self.travels)
 
     def _share(self, chunk: int, travel: Travel) -> Travel:
-        whole = sum(other.elements(travel.of_experts) for other in self.chunks)
-        part = self.chunks[chunk].elements(travel.of_experts) / whole if whole else 0.0
+        counts = [_elements(pieces, travel) for pieces in self.chunks]
+        part = counts[chunk] / sum(counts) if any(counts) else 0.0
         return attrs.evolve(travel, reduce_s=travel.reduce_s * part, gather_s=travel.gather_s * part)
+
+
+def _elements(pieces: Sequence[Piece], travel: Travel) -> int:
+    return sum(piece.elements for piece in pieces if piece.of_experts is travel.of_experts)
 
 
 @attrs.frozen
@@ -67,34 +84,37 @@ class Beside:
         return self.exposed_s + self.slowdown_s
 
 
-def syncs_of(program: Program, costed: Mapping[str, Costs], setting: Setting) -> tuple[RankSync, ...]:
+def syncs_of(
+    program: Program, costed: Mapping[str, Costs], stages: Sequence[StageCost], setting: Setting
+) -> tuple[RankSync, ...]:
     """What every pipeline rank moves."""
-    gap_s = setting.launching.gap_s
-    chunks = {stage: chunk_of(stage, costed, gap_s) for stage in dict.fromkeys(program.stages)}
+    used = dict.fromkeys(run.template for stage in program.stages for run in stage.runs)
+    layers = {name: layer_of(costed[name], setting) for name in used}
     found = []
     for rank in range(1 + max(stage.rank for stage in program.stages)):
         own = tuple(index for index, stage in enumerate(program.stages) if stage.rank == rank)
         step = costed[program.stages[own[0]].step]
-        found.append(RankSync(rank, travels_of(step), tuple(chunks[program.stages[i]] for i in own), own))
+        chunks = without_copies([tuple(pieces_of(program.stages[i], stages[i], layers)) for i in own])
+        found.append(RankSync(rank, travels_of(step), chunks, own))
     return tuple(found)
 
 
 def reduced(
-    sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting, *, aligned: bool
+    sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting, *, aligned: bool, bucketed: bool
 ) -> Beside:
     """Gradient collectives of a rank whose last backward ends when `run` says.
 
-    One chunk: rank 0 reduces bucket by bucket in its last backward; the others reduce everything after theirs, which is
-    their bubble. Several chunks: each is reduced when its last backward is done. aligned: rank r waits for r backwards
-    more, so that all ranks begin together, as Megatron-LM's interleaved schedule has it; the first chunk, which comes
-    last, is never late.
+    bucketed: rank 0, if it has one chunk, reduces bucket by bucket in its last backward (not where weight gradients run
+    apart). All others reduce a chunk when its last backward is done; with one chunk that is in their bubble. aligned: rank
+    r waits for r backwards of the chunk that follows, so that all ranks begin together, as Megatron-LM's interleaved
+    schedule has it; the first chunk, which comes last, is never late.
     """
     end_s = run.ranks[sync.rank].end_s
-    if len(sync.chunks) == 1 and sync.rank == 0:
+    if bucketed and len(sync.chunks) == 1 and sync.rank == 0:
         begin = end_s - stages[sync.stages[0]].backward.time_s
         calls = [(begin + at, own) for travel in sync.travels for at, own in reductions(sync.chunks[0], travel)]
     else:
-        calls = [_late(sync, chunk, run, stages, aligned=aligned) for chunk in range(len(sync.chunks))]
+        calls = [_whole(sync, chunk, run, stages, aligned=aligned) for chunk in range(len(sync.chunks))]
     calls = sorted((min(max(at, 0.0), end_s), own) for at, own in calls)
     marks = [0.0, *(at for at, _ in calls), end_s]
     pieces = [max(0.0, after - before) for before, after in pairwise(marks)]
@@ -102,52 +122,74 @@ def reduced(
     return Beside(line.total_exposed_s, line.slowdown_s)
 
 
-def _late(
+def _whole(
     sync: RankSync, chunk: int, run: PipelineRun, stages: Sequence[StageCost], *, aligned: bool
 ) -> tuple[float, float]:
     """(issued, seconds) of the gradients of one whole chunk."""
-    stage = sync.stages[chunk]
-    shift = sync.rank * stages[stage].backward.time_s if aligned and chunk else 0.0
-    return run.last_backward_s[stage] + shift, sum(travel.reduce_s for travel in sync.shares(chunk))
+    late = sync.rank * stages[sync.stages[chunk - 1]].backward.time_s if aligned and chunk else 0.0
+    return run.last_backward_s[sync.stages[chunk]] + late, sum(travel.reduce_s for travel in sync.shares(chunk))
 
 
 def gathered(sync: RankSync, stages: Sequence[StageCost], setting: Setting) -> Beside:
     """What the first forward of a rank's only chunk waits for its parameters, and loses to gathers beside it.
 
-    Rank 0 gathers bucket by bucket, the next one while it computes: c_0 + sum of max(0, c_(k+1) - f_k). The others gather
-    everything in front of their first forward, once its input has arrived.
+    Rank 0 gathers each buffer bucket by bucket, the next one while it computes: c_0 + sum of max(0, c_(k+1) - f_k). The
+    others gather everything in front of their first forward, once its input has arrived.
     """
     if sync.rank:
         return Beside(sync.gather_s)
-    needs = sorted(call for travel in sync.travels for call in gathers(sync.chunks[0], travel))
-    marks = [*(at for at, _ in needs), max(stages[sync.stages[0]].forward.time_s, *(at for at, _ in needs), 0.0)]
-    pieces = [after - before for before, after in pairwise(marks)]
-    line = schedule(gather_tasks([own for _, own in needs], pieces), sms_of(setting.overlap, setting))
+    chains = [gathers(sync.chunks[0], travel) for travel in sync.travels]
+    line = schedule(gather_tasks(chains, stages[sync.stages[0]].forward.time_s), sms_of(setting.overlap, setting))
     return Beside(line.total_exposed_s, line.slowdown_s)
+
+
+def gather_tasks(chains: Sequence[Sequence[tuple[float, float]]], forward_s: float) -> list[Task]:
+    """One forward whose parameters are gathered one bucket ahead, each chain (needed, seconds) of buckets by itself.
+
+    Where a bucket is needed it is issued if it was not, waited for, and the next of its chain is issued.
+    """
+    needs = sorted((at, chain, k) for chain, own in enumerate(chains) for k, (at, _) in enumerate(own))
+    tasks: list[Task] = []
+    issued: dict[tuple[int, int], int] = {}
+    waited: tuple[int, ...] = ()
+
+    def issue(chain: int, k: int, after: tuple[int, ...]) -> None:
+        if k < len(chains[chain]) and (chain, k) not in issued:
+            issued[chain, k] = len(tasks)
+            tasks.append(("dp", chains[chain][k][1], after, SMS["nccl"]))
+
+    for (at, chain, k), (until, *_) in pairwise([*needs, (max(forward_s, *(at for at, *_ in needs), 0.0), 0, 0)]):
+        issue(chain, k, waited)
+        waited = (*waited[:1], issued[chain, k])
+        issue(chain, k + 1, waited)
+        tasks.append((COMPUTE, until - at, waited, 0))
+        waited = (len(tasks) - 1,)
+    return tasks
 
 
 def arrivals_s(sync: RankSync, run: PipelineRun, stages: Sequence[StageCost]) -> tuple[float, ...]:
     """When the first forward of each of a rank's several chunks may begin without waiting for parameters on the way.
 
-    The buckets of chunk 0 are all issued at the start of the step, chunk 1 behind them, chunk c + 1 when chunk c begins,
-    on rank r after r forwards more, so that all ranks begin together. run: the pipeline without any of this.
+    Chunk 0 is issued at the start of the step, on rank 0 in buckets, chunk 1 behind it, chunk c + 1 when chunk c begins;
+    rank r issues that r forwards earlier, so that all ranks begin together. run: the pipeline without any of this.
     """
-    free, begin = _queued(sync)
-    found = [begin]
+    free = sum(travel.gather_s for travel in sync.shares(0))
+    found = [free if sync.rank else _begin(sync)]
     for chunk, before in enumerate(sync.stages[:-1], start=1):
-        issued = 0.0 if chunk == 1 else run.first_forward_s[before] + sync.rank * stages[before].forward.time_s
+        early = run.first_forward_s[before] - sync.rank * stages[before].forward.time_s
+        issued = 0.0 if chunk == 1 else max(0.0, early)
         free = max(free, issued) + sum(travel.gather_s for travel in sync.shares(chunk))
         found.append(free)
     return tuple(found)
 
 
-def _queued(sync: RankSync) -> tuple[float, float]:
-    """Gathers of chunk 0, issued at once: when all have arrived, and from when on none is too late for its need."""
+def _begin(sync: RankSync) -> float:
+    """From when on no bucket of chunk 0, all issued at once, arrives too late for its need."""
     arrived = begin = 0.0
     for needed, seconds in sorted(call for travel in sync.shares(0) for call in gathers(sync.chunks[0], travel)):
         arrived += seconds
         begin = max(begin, arrived - needed)
-    return arrived, begin
+    return begin
 
 
 def held_s(plain: PipelineRun, run: PipelineRun) -> tuple[float, ...]:

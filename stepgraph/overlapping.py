@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepgraph.errors import InputError
+from stepgraph.errors import InputError, Problem
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Experts, Model
 from stepgraph.passes.buckets import Buckets
@@ -28,6 +28,9 @@ def check_overlap(policy: Policy, layout: Layout, model: Model) -> None:
         has_shared_expert=any(mlp.shared for mlp in experts),
         zero=layout.zero,
     )
+    if policy.expert_comm and layout.mtp > 1:
+        what = f"overlap-moe-expert-parallel-comm with {layout.mtp} MTP modules"
+        problems.append(Problem("overlap-expert-comm", "--overlap", what, "1 at most, as in Megatron-LM", "--mtp 1"))
     if problems:
         raise InputError(problems)
 

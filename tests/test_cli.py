@@ -299,7 +299,7 @@ def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
         (("--capacity-factor", "2"), "capacity_factor = 2.0, but llama-3-8b has no experts"),
         (("--expert-imbalance", "3"), "expert_imbalance = 3.0, but llama-3-8b has no experts"),
         (("--dp", "3", "--gpus", "2"), "gpus-dp"),
-        (("--pp", "8", "--global-batch", "100000000"), "too-many-micro-batches"),
+        (("--pp", "8", "--schedule", "gpipe", "--global-batch", "100000000"), "too-many-micro-batches"),
         (("--vpp", "2"), "vpp-needs-pp"),
         (("--vpp", "2", "--pp", "2", "--schedule", "1f1b"), "schedule-chunks"),
         (("--zero", "3"), "zero"),

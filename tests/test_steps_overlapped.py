@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -16,16 +17,18 @@ from stepgraph.errors import InputError
 from stepgraph.ir.pipelines import PIPELINES
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import lower
+from stepgraph.lowering.model import Model
 from stepgraph.passes.base import setting
 from stepgraph.passes.buckets import Buckets
-from stepgraph.passes.gradsync import gathers, reductions
+from stepgraph.passes.gradsync import Piece, Travel
 from stepgraph.passes.iteration import CostedStep, cost_step, iterate, time_step
-from stepgraph.passes.pairs import count_pairs, pair_changes
+from stepgraph.passes.overlap.streams import schedule
+from stepgraph.passes.pairs import count_pairs, pair_changes, pair_s
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.pipelining import Pipelining
 from stepgraph.passes.stagecosts import cost_template
-from stepgraph.passes.stepsync import syncs_of
+from stepgraph.passes.stepsync import RankSync, arrivals_s, gather_tasks, syncs_of
 
 H100 = stepgraph.load_target("h100")
 DENSE = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 16})
@@ -99,6 +102,25 @@ def test_the_default_transfers_are_those_of_the_framework() -> None:
     assert {modes[name] for name in ("interleaved", "zb-h1", "zbv", "dualpipev", "looped-bfs")} == {"async"}
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev"])
+def test_parts_of_backward_that_run_apart_hide_nothing_of_each_other(schedule: str) -> None:
+    """With TP overlap dgrad's reduce-scatter has no wgrad to hide under: the input's part is longer than without split."""
+    split, whole = (
+        costed(schedule, "megatron").stages[1],
+        costed("1f1b" if schedule == "zb-h1" else "interleaved", "megatron").stages[1],
+    )
+    assert split.backward.time_s > whole.backward.time_s
+    assert split.weight_s < split.backward.time_s
+    assert split.backward.buckets.tp > whole.backward.buckets.tp
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_recomputed_ops_are_no_weight_gradients(recompute: str) -> None:
+    step = cost_step(lower(DENSE, attrs.evolve(layout("zb-h1"), recompute=recompute)), setting(H100))
+    plain = costed("zb-h1", "none")
+    assert step.stages[1].weight_s == pytest.approx(plain.stages[1].weight_s, rel=1e-9)
+
+
 def test_weight_gradients_are_what_the_leaving_gradient_does_not_need() -> None:
     """A linear's backward is a dgrad and a wgrad of equal FLOPs: about half of a dense layer's backward is weights."""
     stage = costed("zb-h1", "none").stages[1]
@@ -150,24 +172,43 @@ def test_a_joint_mode_is_for_schedules_with_pairs() -> None:
 # Gradients and parameters
 
 
-def alone(overlap: str, **more: Any) -> CostedStep:
+def alone(overlap: str, model: Model = DENSE, **more: Any) -> CostedStep:
     sizes: dict[str, Any] = {"dp": 8, "global_batch": 32, "seq": 1024} | more
     chosen = setting(H100, overlap=overlap)
     free = attrs.evolve(chosen, overlap=attrs.evolve(chosen.overlap, contention=False))
-    return cost_step(lower(DENSE, Layout(**sizes)), free)
+    return cost_step(lower(model, Layout(**sizes)), free)
+
+
+def syncs(step: CostedStep) -> tuple[RankSync, ...]:
+    return syncs_of(step.program, step.costed, step.stages, step.setting)
+
+
+def buckets_of(pieces: Sequence[Piece], travel: Travel) -> list[list[Piece]]:
+    """Filled from the end of the model, closed as soon as they are full: in the order in which backward makes them."""
+    found: list[list[Piece]] = [[]]
+    for piece in reversed([own for own in pieces if own.of_experts is travel.of_experts]):
+        if sum(own.elements for own in found[-1]) >= travel.bucket_elements:
+            found.append([])
+        found[-1].append(piece)
+    return found
+
+
+def seconds_of(bucket: Sequence[Piece], pieces: Sequence[Piece], whole_s: float) -> float:
+    return whole_s * sum(own.elements for own in bucket) / sum(own.elements for own in pieces)
 
 
 def test_gradient_buckets_without_a_pipeline_are_the_closed_form() -> None:
     """E = max_k (sum_{i<=k} b_i + sum_{i>=k} c_i) - sum b_i over the buckets that the last backward makes ready."""
     step = alone("overlap-grad-reduce")
-    (sync,) = syncs_of(step.program, step.costed, step.setting)
-    calls = [call for travel in sync.travels for call in reductions(sync.chunks[0], travel)]
-    backward_s = step.stages[0].backward.time_s
-    seconds = [own for _, own in calls]
-    expected = max(ready + sum(seconds[k:]) for k, (ready, _) in enumerate(calls)) - backward_s
+    (sync,) = syncs(step)
+    ((pieces,), (travel,)) = sync.chunks, sync.travels
+    buckets = buckets_of(pieces, travel)
+    seconds = [seconds_of(bucket, pieces, travel.reduce_s) for bucket in buckets]
+    ready = [max(own.made_s for own in bucket) for bucket in buckets]
+    expected = max(at + sum(seconds[k:]) for k, at in enumerate(ready)) - step.stages[0].backward.time_s
     found = step.at(4)
-    gathered = sync.gather_s
-    assert found.buckets[0].dp == pytest.approx(expected + gathered, rel=1e-9)
+    assert len(buckets) > 20
+    assert found.buckets[0].dp == pytest.approx(expected + sync.gather_s, rel=1e-9)
     assert found.hidden[0].dp == pytest.approx(sync.reduce_s - expected, rel=1e-9)
     assert expected < sync.reduce_s
 
@@ -175,67 +216,100 @@ def test_gradient_buckets_without_a_pipeline_are_the_closed_form() -> None:
 def test_parameter_gathers_look_one_bucket_ahead() -> None:
     """c_0 + sum of max(0, c_(k+1) - f_k), f_k the forward between the first needs of two buckets."""
     step = alone("overlap-grad-reduce,overlap-param-gather")
-    (sync,) = syncs_of(step.program, step.costed, step.setting)
-    needs = sorted(call for travel in sync.travels for call in gathers(sync.chunks[0], travel))
-    exposed = needs[0][1] + sum(max(0.0, own - (at - before)) for (before, _), (at, own) in pairwise(needs))
-    reduced = alone("overlap-grad-reduce").at(4)
-    both = step.at(4)
-    assert both.step_s == pytest.approx(reduced.step_s - sync.gather_s + exposed, rel=1e-9)
+    (sync,) = syncs(step)
+    ((pieces,), (travel,)) = sync.chunks, sync.travels
+    buckets = buckets_of(pieces, travel)[::-1]
+    needs = [min(own.needed_s for own in bucket) for bucket in buckets]
+    seconds = [seconds_of(bucket, pieces, travel.gather_s) for bucket in buckets]
+    exposed = seconds[0] + sum(
+        max(0.0, own - (at - before)) for own, (before, at) in zip(seconds[1:], pairwise(needs), strict=True)
+    )
+    assert len({*needs}) > 10
+    assert exposed < sync.gather_s
+    reduced_s = alone("overlap-grad-reduce").at(4).step_s
+    assert step.at(4).step_s == pytest.approx(reduced_s - sync.gather_s + exposed, rel=1e-9)
 
 
-def test_gathers_are_needed_from_the_first_layer_to_the_last() -> None:
-    """Needs spread over the forward pass: the first at its start, the last in the head, as many as there are buckets."""
+def test_each_buffer_has_a_chain_of_its_own() -> None:
+    """Two chains: the first bucket of each is waited for, the second of the dense one hides under 5 of compute."""
+    tasks = gather_tasks([[(0.0, 2.0), (5.0, 3.0)], [(1.0, 1.5)]], 9.0)
+    line = schedule(tasks)
+    # dense 0 - 2; dense.1 issued at 2, 2 - 5; compute 2 - 3; expert issued at 3, 5 - 6.5; compute 6.5 - 10.5, then 4 more
+    assert line.makespan_s == 2 + 1 + (6.5 - 3) + 4 + 4
+    assert line.total_exposed_s == line.makespan_s - 9.0
+
+
+def test_needs_and_gradients_spread_over_the_passes() -> None:
+    """Parameters are needed from the start of forward to the head, and made from the head to the end of backward."""
     step = alone("megatron")
-    (sync,) = syncs_of(step.program, step.costed, step.setting)
-    needs = [at for at, _ in gathers(sync.chunks[0], sync.travels[0])]
-    forward_s = step.stages[0].forward.time_s
-    head_s = cost_template(step.costed["head"], step.setting).forward.part.time_s
-    assert needs == sorted(needs)
-    assert needs[0] == 0
-    assert forward_s - head_s <= needs[-1] < forward_s
-    assert len(needs) == len(list(reductions(sync.chunks[0], sync.travels[0])))
-    layers_s = cost_template(step.costed["dense"], step.setting).forward.part.time_s
-    assert max(after - before for before, after in pairwise(needs)) <= 2 * layers_s  # no gap of several layers
+    (sync,) = syncs(step)
+    (pieces,), (stage,) = sync.chunks, step.stages
+    head_s, layer_s = (cost_template(step.costed[name], step.setting).forward.part.time_s for name in ("head", "dense"))
+    needs = [own.needed_s for own in pieces]
+    assert needs == sorted(needs) and needs[0] == 0
+    assert stage.forward.time_s - head_s <= needs[-1] < stage.forward.time_s
+    assert max(after - before for before, after in pairwise(needs)) < layer_s
+    assert max(own.made_s for own in pieces) == pytest.approx(stage.backward.time_s)
+    assert sum(own.elements for own in pieces) == stepgraph.predict(DENSE, Layout(seq=1024), H100).params.total
 
 
-def test_gathering_ahead_hides_more_and_never_less_than_nothing() -> None:
-    """Interleaved ranks issue their gathers at the start of the step: later ranks have arrived when the stream does."""
+@pytest.mark.parametrize("overlap", ["megatron", "megatron,tp-comm-overlap"])
+def test_the_clock_of_gradients_is_that_of_the_policy(overlap: str) -> None:
+    """Under TP overlap backward is shorter; the last gradient is made when it ends, not when it would end without."""
+    step = alone(overlap, tp=4, dp=4)
+    (sync,) = syncs(step)
+    assert max(own.made_s for own in sync.chunks[0]) == pytest.approx(step.stages[0].backward.time_s, rel=1e-9)
+
+
+def test_a_table_of_both_ends_travels_once() -> None:
+    """Tied: embedding and head share a table, whose gradient is complete when the embedding has added its part."""
+    tied = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 16, "tie_word_embeddings": True})
+    for more in ({}, {"pp": 4, "schedule": "zbv"}):
+        (first, *_) = syncs(alone("megatron", tied, **more))
+        tables = [own for pieces in first.chunks for own in pieces if own.table]
+        assert len(tables) == 1
+        assert first.chunks[0][0] is tables[0]
+        assert tables[0].made_s == max(own.made_s for own in first.chunks[0])
+
+
+def test_gathering_ahead_costs_the_first_buckets_once() -> None:
+    """Interleaved ranks issue their gathers at the start of the step. Rank 0 is late by what its first buckets take, the
+    others by that and no more, unless all of their chunk takes longer."""
     plain, ahead = costed("interleaved", "overlap-grad-reduce").at(8), costed("interleaved", "megatron").at(8)
+    late = [b - a for a, b in zip(plain.pipeline.first_forward_s, ahead.pipeline.first_forward_s, strict=True)]
+    step = costed("interleaved", "megatron")
+    arrivals = [arrivals_s(sync, plain.pipeline, step.stages)[0] for sync in syncs(step)]
+    assert late[0] == pytest.approx(arrivals[0])
+    begins = [max(0.0, own - plain.pipeline.first_forward_s[rank]) for rank, own in enumerate(arrivals)]
+    assert late[3] == pytest.approx(max(begins))
     assert ahead.step_s < plain.step_s
-    assert ahead.buckets[-1].dp < plain.buckets[-1].dp
+
+
+def test_interleaved_ranks_expose_the_first_chunk() -> None:
+    """Chunk 1 is reduced under the backward of chunk 0; chunk 0, which comes last, after it: T_RS / V on rank 0."""
+    found, step = costed("interleaved", "overlap-grad-reduce").at(8), costed("interleaved", "overlap-grad-reduce")
+    (first, *_) = syncs(step)
+    exposed = first.reduce_s - found.changes[0].before_norm.hidden.dp
+    assert exposed == pytest.approx(sum(travel.reduce_s for travel in first.shares(0)), rel=1e-9)
+    assert first.reduce_s / 2 < exposed < first.reduce_s  # half of the layers, and the embedding
 
 
 def test_without_chunks_later_stages_gather_on_the_way_down() -> None:
     """1F1B: rank r > 0 gathers when its first activation is there, so the step is longer by what all of them take."""
     plain, first = costed("1f1b", "overlap-grad-reduce").at(8), costed("1f1b", "megatron").at(8)
-    syncs = syncs_of(costed("1f1b", "megatron").program, costed("1f1b", "megatron").costed, setting(H100))
-    serial_s = sum(sync.gather_s for sync in syncs[1:])
+    moved = syncs(costed("1f1b", "megatron"))
+    serial_s = sum(sync.gather_s for sync in moved[1:])
     late_s = first.pipeline.first_forward_s[-1] - plain.pipeline.first_forward_s[-1]
-    assert late_s == pytest.approx(serial_s - syncs[-1].gather_s + first.changes[0].inside.time_s, rel=1e-6)
+    assert late_s == pytest.approx(serial_s - moved[-1].gather_s + first.changes[0].inside.time_s, rel=1e-6)
     prediction = stepgraph.predict(DENSE, layout("1f1b"), H100, overlap="megatron")
     assert [text for text in prediction.warnings if "leave overlap-param-gather out, or use --vpp" in text]
-    assert not [
-        text
-        for text in stepgraph.predict(DENSE, layout("interleaved"), H100, overlap="megatron").warnings
-        if text.startswith("overlap")
-    ]
+    ahead = stepgraph.predict(DENSE, layout("interleaved"), H100, overlap="megatron")
+    assert not [text for text in ahead.warnings if text.startswith("overlap")]
 
 
 def test_a_policy_that_pairs_nothing_says_so() -> None:
     prediction = stepgraph.predict(EXPERTS, Layout(ep=4, dp=4, global_batch=4, seq=1024), H100, overlap=EP)
     assert [text for text in prediction.warnings if "with 1 micro-batch per step no forward finds" in text]
-
-
-def test_buckets_and_elements_are_those_of_the_step_template() -> None:
-    step = alone("megatron")
-    (sync,) = syncs_of(step.program, step.costed, step.setting)
-    params = sum(count for count, _, _ in sync.chunks[0].dense)
-    assert params == stepgraph.predict(DENSE, Layout(seq=1024), H100).params.total
-    calls = list(reductions(sync.chunks[0], sync.travels[0]))
-    assert sum(own for _, own in calls) == pytest.approx(sync.reduce_s)
-    assert len(calls) <= sync.travels[0].calls
-    assert calls == sorted(calls)
-    assert calls[-1][0] <= step.stages[0].backward.time_s * (1 + 1e-12)
 
 
 def test_later_stages_reduce_in_their_bubble() -> None:
@@ -273,7 +347,7 @@ def test_without_a_pipeline_all_but_one_micro_batch_is_paired() -> None:
     """F0 (F1 B0) ... B7: n - 1 pairs, so the step is n (f + b) + (n - 1) (pair - f - b) + the step's own part."""
     step = experts(EP)
     found = step.at(8)
-    (change,) = pair_changes(step.program, step.costed, step.setting).values()
+    (change,) = pair_changes(step.program, step.costed, step.stages, step.setting).values()
     (cost,) = found.ranks
     expected = 8 * cost.micro_batch.time_s + 7 * change.time_s + cost.step.time_s
     assert found.step_s == pytest.approx(expected, rel=1e-9)
@@ -289,6 +363,33 @@ def test_pairs_in_a_pipeline(schedule: str, more: dict[str, Any]) -> None:
     for buckets in paired.buckets:
         assert buckets.total == pytest.approx(paired.step_s, rel=1e-9)
         assert min(attrs.astuple(buckets)) >= -1e-12
+
+
+def test_only_layers_meet() -> None:
+    """The head is no layer: on the last stage as on any other, each layer of experts hides as much."""
+    step = experts(EP, "interleaved", pp=2, vpp=2)
+    changes = pair_changes(step.program, step.costed, step.stages, step.setting)
+    hidden = {round(change.hidden.ep, 12) for change in changes.values()}
+    assert len(hidden) == 1  # 4 layers on every stage, the last included
+
+
+def test_a_pair_is_no_faster_than_its_host() -> None:
+    """Short sequences: the host needs longer to issue both than the device to run them."""
+    step = cost_step(
+        lower(EXPERTS, Layout(ep=4, dp=4, global_batch=32, seq=128)), setting(H100, overlap=EP, launch="both")
+    )
+    (pair,) = pair_s(pair_changes(step.program, step.costed, step.stages, step.setting), step.stages).values()
+    (stage,) = step.stages
+    issue_s = (stage.forward.kernels + stage.backward.kernels) * H100.launch.host_issue_s
+    assert stage.dry_s > 0
+    assert pair == pytest.approx(issue_s, rel=1e-9)
+
+
+def test_modules_beyond_the_first_are_refused() -> None:
+    model = stepgraph.load_model("deepseek-v3", {"num_hidden_layers": 8, "num_nextn_predict_layers": 2})
+    with pytest.raises(InputError, match="with 2 MTP modules"):
+        stepgraph.predict(model, Layout(ep=4, dp=4, mtp=2, seq=1024), H100, overlap=EP)
+    assert stepgraph.predict(model, Layout(ep=4, dp=4, mtp=1, global_batch=16, seq=1024), H100, overlap=EP)
 
 
 def test_pairs_of_a_long_step_are_counted_without_writing_it_out() -> None:

@@ -45,7 +45,8 @@ class Partners:
     """Which ops are issued with which others, by position.
 
     beside: matmul -> collective issued just before it and awaited just after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
-    while it runs, and then a wait for it. loose: other collectives that the next op does not wait for.
+    while it runs, and then a wait for it. loose: other collectives that the next op does not wait for. ahead: op ->
+    collectives issued just before it, which only their readers wait for.
     """
 
     beside: Mapping[int, int] = _NO_PAIRS
@@ -53,11 +54,13 @@ class Partners:
     pipelines: Mapping[int, int] = _NO_PAIRS
     windows: Mapping[int, tuple[int, ...]] = _NO_WINDOWS
     loose: frozenset[int] = frozenset()
+    ahead: Mapping[int, tuple[int, ...]] = _NO_WINDOWS
 
     def hosts(self) -> dict[int, int]:
         """For every op that another one issues, that other one."""
         pairs = {guest: host for links in (self.beside, self.rings, self.pipelines) for host, guest in links.items()}
-        return pairs | {guest: host for host, guests in self.windows.items() for guest in guests}
+        many = (*self.windows.items(), *self.ahead.items())
+        return pairs | {guest: host for host, guests in many for guest in guests}
 
 
 def steps_of(work: Work, partners: Partners) -> list[Step]:
@@ -106,6 +109,8 @@ class _Issuer:
         self.begun.add(position)
         self._issue_sources(position)
         partners = self.partners
+        for early in partners.ahead.get(position, ()):
+            self._issue_loose(early)
         guest = partners.beside.get(position)
         if guest is not None:
             self._issue_loose(guest)

@@ -63,6 +63,18 @@ WORDS: tuple[Word, ...] = (
         "dispatch beside the shared expert's first linear, combine beside its second",
         "NVIDIA/Megatron-LM megatron/core/transformer/moe/shared_experts.py",
     ),
+    Word(
+        "fsdp-prefetch",
+        "sharded",
+        "parameters of the next unit beside this one, gradients of the last one beside backward, on one communicator",
+        "pytorch/pytorch torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py",
+    ),
+    Word(
+        "cp-ring",
+        "ring",
+        "keys and values of the next step beside this step's attention",
+        "NVIDIA/TransformerEngine transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py",
+    ),
 )
 """Every mechanism, in the order in which they are listed to people."""
 
@@ -101,6 +113,8 @@ class Policy:
     tp_comm: bool = False
     expert_comm: bool = False
     shared_expert: bool = False
+    sharded: bool = False
+    ring: bool = False
     asked: tuple[str, ...] = ()
     contention: bool = True
 
@@ -133,7 +147,8 @@ def parse_policy(text: str) -> Policy:
         raise InputError(problems)
     if words == ("none",):
         return NONE
-    chosen = {"tp-backward"}.union(*(SETS.get(word, (word,)) for word in words))
+    always = {"tp-backward"} if any(not word.startswith(("fsdp", "cp-")) for word in words) else set()
+    chosen = always.union(*(SETS.get(word, (word,)) for word in words))
     asked = tuple(word for word in words if word in BY_WORD)
     flags: dict[str, Any] = {word.field: True for word in WORDS if word.word in chosen}
     return Policy(",".join(words), asked=asked, **flags)

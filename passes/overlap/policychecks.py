@@ -29,7 +29,7 @@ def check_policy(
 
     Only mechanisms that were named one by one have to fit: those of a set apply where there is something to overlap.
     recompute: none, selective or full. Codes: overlap-param-gather, overlap-tp-comm, overlap-expert-comm,
-    overlap-shared-expert.
+    overlap-shared-expert, overlap-fsdp, overlap-ring.
 
     Source: NVIDIA/Megatron-LM megatron/training/arguments.py and megatron/core/transformer/transformer_config.py.
     """
@@ -38,7 +38,18 @@ def check_policy(
         *_tp_comm(policy, tp, sp),
         *_expert_comm(policy, ep, pp, schedule, recompute),
         *_shared_expert(policy, has_shared_expert, ep),
+        *_later(policy),
     ]
+
+
+def _later(policy: Policy) -> Iterator[Problem]:
+    """What no layout has yet: parameters that are split over data ranks, and context parallelism."""
+    if "fsdp-prefetch" in policy.asked:
+        what = "with whole parameters on every data rank: ZeRO 3 is not modelled yet"
+        yield _problem("overlap-fsdp", "fsdp-prefetch", what, "graphs that gather parameters", "leave it out")
+    if "cp-ring" in policy.asked:
+        what = "without context parallelism, which is not modelled yet"
+        yield _problem("overlap-ring", "cp-ring", what, "graphs that pass keys around", "leave it out")
 
 
 def _problem(code: str, word: str, what: str, expected: str, fix: str) -> Problem:

@@ -21,7 +21,7 @@ class RankRun:
     transfer_*_s: time inside communication calls in which at least one of the call's transfers ran; wait_*_s: the rest
     of the calls. A call that sends anything is a send, as its name begins in Megatron-LM and as a profile lists it; a
     receive is one that only receives. longest_*_s: the longest single call of a side,
-    transfer and wait together, which is what a profile shows. sends, recvs: calls of each side.
+    transfer and wait together, which is what a profile shows.
 
     Where transfers never block, each gap before a computation is a receive: transfer while its input was on the way,
     wait before that. Waiting for parameters (`Timing.first_not_before_s`) counts as a receive too.
@@ -41,8 +41,6 @@ class RankRun:
     longest_send_s: float
     longest_recv_s: float
     longest_wait_s: float
-    sends: int
-    recvs: int
     peak_microbatches: float
 
     @property
@@ -102,7 +100,7 @@ def account(order: Order, trace: Trace, *, events: bool = False) -> PipelineRun:
 
 def _rank_run(holdups: Sequence[Holdup], end_s: float, makespan_s: float, peak: float) -> RankRun:
     """Computing is what is left of a rank's time when all holdups are taken off."""
-    transfer_s, wait_s, calls = sums(holdups)
+    transfer_s, wait_s = sums(holdups)
     return RankRun(
         compute_s=max(0.0, end_s - sum(transfer_s) - sum(wait_s)),
         end_s=end_s,
@@ -114,8 +112,6 @@ def _rank_run(holdups: Sequence[Holdup], end_s: float, makespan_s: float, peak: 
         longest_send_s=_longest(holdups, SEND),
         longest_recv_s=_longest(holdups, RECV),
         longest_wait_s=max((wait for _, _, wait, _ in holdups), default=0.0),
-        sends=calls[SEND],
-        recvs=calls[RECV],
         peak_microbatches=peak,
     )
 
@@ -124,14 +120,13 @@ def _longest(holdups: Sequence[Holdup], which: int) -> float:
     return max((transfer + wait for _, transfer, wait, side in holdups if side == which), default=0.0)
 
 
-def sums(holdups: Iterable[Holdup]) -> tuple[list[float], list[float], list[int]]:
-    """Seconds of transfer, seconds of waiting and calls, each by side (send, receive)."""
-    transfer_s, wait_s, calls = [0.0, 0.0], [0.0, 0.0], [0, 0]
+def sums(holdups: Iterable[Holdup]) -> tuple[list[float], list[float]]:
+    """Seconds of transfer and of waiting, each by side (send, receive)."""
+    transfer_s, wait_s = [0.0, 0.0], [0.0, 0.0]
     for _, transfer, wait, side in holdups:
         transfer_s[side] += transfer
         wait_s[side] += wait
-        calls[side] += 1
-    return transfer_s, wait_s, calls
+    return transfer_s, wait_s
 
 
 _Found: TypeAlias = Iterator[tuple[int, float]]

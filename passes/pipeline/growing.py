@@ -29,7 +29,7 @@ def grown(run: PipelineRun, trace: Trace, windows: Sequence[range], seconds: flo
 
 
 def _grown(rank: RankRun, trace: RankTrace, window: range, later: float, times: int) -> RankRun:
-    transfer_s, wait_s, calls = sums(holdup for holdup in trace.holdups if holdup[0] in window)
+    transfer_s, wait_s = sums(holdup for holdup in trace.holdups if holdup[0] in window)
     return attrs.evolve(
         rank,
         end_s=rank.end_s + later,
@@ -38,6 +38,4 @@ def _grown(rank: RankRun, trace: RankTrace, window: range, later: float, times: 
         transfer_recv_s=rank.transfer_recv_s + times * transfer_s[1],
         wait_send_s=rank.wait_send_s + times * wait_s[0],
         wait_recv_s=rank.wait_recv_s + times * wait_s[1],
-        sends=rank.sends + times * calls[0],
-        recvs=rank.recvs + times * calls[1],
     )

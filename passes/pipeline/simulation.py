@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepgraph.errors import refuse
 from stepgraph.passes.pipeline.accounts import PipelineRun, account
 from stepgraph.passes.pipeline.actions import Order
 from stepgraph.passes.pipeline.checks import check_order, check_stages
@@ -31,15 +32,21 @@ def simulate_schedule(
     mode: Mode = ASYNC,
     *,
     events: bool = False,
+    most_slots: int | None = None,
 ) -> PipelineRun:
     """Run a schedule. The same as `simulate` of its order, but for long steps only as much of it as settles down.
 
-    chunks: virtual stages per rank. With events everything is run, however long.
-    Raises: InputError as `simulate`, and as `Schedule.order` for a shape that the schedule does not take.
+    chunks: virtual stages per rank. With events everything is run, however long. most_slots: stages x micro-batches that
+    may be run one by one; of a longer step only a steady state can be told.
+    Raises: InputError as `simulate`, and as `Schedule.order` for a shape that the schedule does not take;
+    pipeline-size where a step that does not settle has more than most_slots.
     """
-    run = None if events else shortened(schedule, ranks, chunks, microbatches, timing, mode)
+    run = None if events else shortened(schedule, ranks, chunks, microbatches, timing, mode, most_slots)
     if run is not None:
         return run
+    if most_slots is not None and ranks * chunks * microbatches > most_slots:
+        what = f"{microbatches} micro-batches on {ranks * chunks} stages, which do not settle into a steady state"
+        raise refuse("pipeline-size", "microbatches", what, f"at most {most_slots // (ranks * chunks)} of them")
     order = schedule.order(ranks, chunks, microbatches)
     check_stages(order, timing)
     return account(order, trace_of(order, timing, mode, microbatches), events=events)

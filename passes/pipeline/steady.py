@@ -54,18 +54,26 @@ class _Try:
 
 
 def shortened(
-    schedule: Schedule, ranks: int, chunks: int, microbatches: int, timing: Timing, mode: Mode
+    schedule: Schedule,
+    ranks: int,
+    chunks: int,
+    microbatches: int,
+    timing: Timing,
+    mode: Mode,
+    most_slots: int | None = None,
 ) -> PipelineRun | None:
     """The run of a long step from that of a shorter one; None where nothing is gained, or no steady state was seen.
 
     It tries with few periods, then with twice as many, as long as all tries together have at most half the step's
-    micro-batches; so a step that does not settle costs at most half as much again.
+    micro-batches (and at most most_slots of stages x micro-batches); so a step that does not settle costs at most half as
+    much again.
     """
     period, base = schedule.period(ranks, chunks), schedule.shortest(ranks, chunks, microbatches)
     if base == microbatches:
         return None
     spare = (microbatches - base) // period
-    for count in _tries(ranks, base, period, microbatches):
+    left = min(microbatches / 2, microbatches if most_slots is None else most_slots / (ranks * chunks))
+    for count in _tries(ranks, base, period, left):
         tried = _try(schedule, ranks, chunks, base + count * period, timing, mode)
         beat = beat_of(tried.trace, tried.periods)
         rest = (spare - count) % beat.periods if beat else 0
@@ -78,10 +86,9 @@ def shortened(
     return None
 
 
-def _tries(ranks: int, base: int, period: int, microbatches: int) -> Iterator[int]:
-    """Numbers of periods beyond the fewest: about one per rank, then twice as many, within half of the whole step."""
+def _tries(ranks: int, base: int, period: int, left: float) -> Iterator[int]:
+    """Numbers of periods beyond the fewest: about one per rank, then twice as many, within `left` micro-batches in all."""
     count = 3 + -(-ranks // period)
-    left = microbatches / 2
     while base + count * period <= left:
         left -= base + count * period
         yield count
