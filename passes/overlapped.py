@@ -56,7 +56,7 @@ def run_overlapped(step: CostedStages, microbatches: int) -> tuple[PipelineRun, 
     if not (policy.grad_reduce or policy.param_gather):
         return run, tuple(changes)
     syncs = syncs_of(step.program, step.costed, step.stages, step.setting)
-    if policy.param_gather:
+    if policy.param_gather and any(sync.gather_s for sync in syncs):
         gather = _gathered_first if step.how.chunks == 1 else _gathered_ahead
         run, inside = gather(step, syncs, run, microbatches)
         changes = [_gathers(*found) for found in zip(changes, syncs, inside, strict=True)]

@@ -44,13 +44,18 @@ def pair_changes(
 
 
 def joint_changes(stages: Sequence[StageCost], owners: Sequence[int], share: float) -> dict[Pair, Part]:
-    """The same where pairs are said to take `share` of what both take: every bucket alike."""
+    """The same where pairs are said to take `share` of what both take: every bucket alike; of a communicator that part is hidden."""
     return {
-        (i, j): Part((stages[i].forward.buckets + stages[j].backward.buckets) * (share - 1))
+        (i, j): _shared(stages[i].forward.buckets + stages[j].backward.buckets, share)
         for i, owner in enumerate(owners)
         for j, other in enumerate(owners)
         if owner == other
     }
+
+
+def _shared(both: Buckets, share: float) -> Part:
+    hidden = Buckets(tp=both.tp, ep=both.ep, cp=both.cp) * max(0.0, 1 - share)
+    return Part(both * (share - 1), hidden=hidden)
 
 
 def pair_s(changes: Mapping[Pair, Part], stages: Sequence[StageCost]) -> dict[Pair, float]:

@@ -81,7 +81,7 @@ class Beside:
     @property
     def added_s(self) -> float:
         """Both together: how much longer computation takes."""
-        return self.exposed_s + self.slowdown_s
+        return max(0.0, self.exposed_s + self.slowdown_s)  # rounding may leave less than nothing
 
 
 def syncs_of(

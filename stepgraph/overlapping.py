@@ -42,6 +42,12 @@ def overlap_warnings(policy: Policy, iteration: Iteration, microbatches: int) ->
             f"overlap: with {microbatches} micro-batch{'es' if microbatches > 1 else ''} per step no forward finds a "
             "backward to run with; overlap-moe-expert-parallel-comm hides nothing"
         )
+    longer_s = max((change.inside.time_s for change in iteration.changes), default=0.0)
+    if policy.expert_comm and longer_s > 0:
+        yield (
+            f"overlap: overlap-moe-expert-parallel-comm costs {longer_s * 1e3:.0f} ms per step more than it hides: weight "
+            "gradients come later in a pair, so TP collectives that ran beside them show"
+        )
     if not policy.param_gather or len(iteration.ranks) == 1 or len(iteration.stages) > len(iteration.ranks):
         return
     paid = sum(change.inside.buckets.dp for change in iteration.changes)

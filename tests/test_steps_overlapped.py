@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepgraph
@@ -22,6 +22,7 @@ from stepgraph.passes.base import setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.gradsync import Piece, Travel
 from stepgraph.passes.iteration import CostedStep, cost_step, iterate, time_step
+from stepgraph.passes.launch import LAUNCHES
 from stepgraph.passes.overlap.streams import schedule
 from stepgraph.passes.pairs import count_pairs, pair_changes, pair_s
 from stepgraph.passes.parts import Part, StageCost
@@ -68,6 +69,37 @@ def test_buckets_of_every_rank_add_up_to_the_step(schedule: str, overlap: str) -
         assert buckets.total == pytest.approx(found.step_s, rel=1e-9)
         assert min(attrs.astuple(buckets)) >= -1e-12
         assert min(attrs.astuple(hidden)) >= -1e-12
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(sorted(SCHEDULED)),
+    st.lists(
+        st.sampled_from(["none", "tp-backward", "overlap-grad-reduce", "megatron", "tp-comm-overlap"]), max_size=2
+    ),
+    st.sampled_from(LAUNCHES),
+    st.sampled_from([0, 1]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(2, 5),
+)
+def test_any_step_accounts_for_all_its_time(
+    schedule: str, words: list[str], launch: str, zero: int, tp: int, rounds: int
+) -> None:
+    """Buckets add up on every rank, nothing is negative, what is hidden and exposed is what there is without a policy,
+    and no step ends before its busiest rank is done."""
+    overlap = "none" if "none" in words or not words else ",".join(dict.fromkeys(words))
+    sizes = layout(schedule, tp=tp, zero=zero)
+    found, plain = (
+        cost_step(lower(DENSE, sizes), setting(H100, launch=launch, overlap=policy)).at(4 * rounds)
+        for policy in (overlap, "none")
+    )
+    for rank, (buckets, hidden) in enumerate(zip(found.buckets, found.hidden, strict=True)):
+        assert buckets.total == pytest.approx(found.step_s, rel=1e-9)
+        assert min(*attrs.astuple(buckets), *attrs.astuple(hidden)) >= -1e-12
+        for name in ("tp", "dp"):
+            shown = getattr(buckets, name) + getattr(hidden, name)
+            assert shown == pytest.approx(getattr(plain.buckets[rank], name), rel=1e-9)
+        assert found.step_s >= buckets.total - buckets.idle - buckets.pp_wait - 1e-12
 
 
 @pytest.mark.parametrize("schedule", SCHEDULED)
@@ -160,6 +192,9 @@ def test_pairs_that_take_a_share_are_booked_as_such(share: float) -> None:
     saved = sum((1 - share) * (stages[i].forward.time_s + stages[j].backward.time_s) * k for (i, j), k in pairs.items())
     compute = 8 * found.ranks[0].micro_batch.time_s - saved
     assert found.pipeline.ranks[0].compute_s == pytest.approx(compute, rel=1e-9)
+    plain = costed("dualpipev", "none").at(8)
+    if share <= 1:  # what a pair does not show of its collectives is hidden
+        assert found.buckets[0].tp + found.hidden[0].tp == pytest.approx(plain.buckets[0].tp, rel=1e-9)
 
 
 def test_a_joint_mode_is_for_schedules_with_pairs() -> None:
