@@ -77,6 +77,8 @@ def _build_problems(layout: Layout, model: Model, *, nested: bool) -> list[Probl
 
     assert layout.schedule is not None  # filled in
     problems = list(chunk_problems(layout.schedule, layout.vpp))
+    if problems:
+        return problems  # how many stages there are is not known, then
     for step in (deal, lambda: mesh_of(layout)) if nested else (deal,):
         try:
             step()

@@ -114,12 +114,13 @@ def _small_matmuls(iteration: Iteration) -> Iterator[str]:
 
 def _bubble(iteration: Iteration, n: int) -> Iterator[str]:
     stages, chunks = len(iteration.ranks), len(iteration.stages) // len(iteration.ranks)
-    if stages == 1 or n >= 4 * stages:
+    if stages == 1 or n * chunks >= 4 * stages:
         return
-    bound = "2P" if n < 2 * stages else "4P"
+    bound = "2P" if n * chunks < 2 * stages else "4P"
     form = "(P - 1)/n" if chunks == 1 else "(P - 1)/(n V)"
     yield (
-        f"bubble: n = {n} micro-batches are fewer than {bound} = {int(bound[0]) * stages}: the pipeline idles "
+        f"bubble: n = {n} micro-batches{f' x V = {chunks} chunks' if chunks > 1 else ''} are fewer than {bound} = "
+        f"{int(bound[0]) * stages}: the pipeline idles "
         f"{form} = {iteration.bubble_closed_form:.0%} on top of the work ({iteration.bubble_simulated:.0%} simulated); "
         "raise the global batch or lower the micro-batch or pp"
     )
@@ -134,9 +135,15 @@ def _stages(iteration: Iteration, uneven_layers: str) -> Iterator[str]:
         return
     yield (
         f"uneven-stages: stage {times.index(longest)} takes {longest / mean - 1:.0%} longer than the mean; every other "
-        "stage waits for it, and the closed form, which spreads work evenly, is too fast; --first-stage-layers, "
-        "--last-stage-layers or --pipeline-layout move layers away from it"
+        f"stage waits for it, and the closed form, which spreads work evenly, is too fast; {_moves(iteration)} away from it"
     )
+
+
+def _moves(iteration: Iteration) -> str:
+    """What deals layers otherwise: counts at the ends, or, with chunks, only the notation says it stage by stage."""
+    if len(iteration.stages) > len(iteration.ranks):
+        return "--pipeline-layout moves layers"
+    return "--first-stage-layers, --last-stage-layers or --pipeline-layout move layers"
 
 
 def _launches(iteration: Iteration) -> Iterator[str]:

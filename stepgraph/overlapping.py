@@ -60,6 +60,14 @@ def overlap_warnings(policy: Policy, iteration: Iteration, microbatches: int) ->
         )
 
 
+def overlap_notes(policy: Policy, iteration: Iteration, *, splits_backward: bool) -> Iterator[str]:
+    """What to know to read the other numbers under a policy."""
+    if policy.expert_comm and any(change.inside.hidden.ep for change in iteration.changes):
+        yield "stages: forward and backward are those of a micro-batch by itself; as a pair they take less"
+    if policy.tp_backward and splits_backward and any(rank.backward.buckets.tp for rank in iteration.ranks):
+        yield "overlap: weight gradients run apart under this schedule, so no TP collective hides under them"
+
+
 def communication_of(iteration: Iteration, rank: int) -> Communication:
     """Seconds of every communicator in a step of one rank.
 

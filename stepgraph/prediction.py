@@ -22,12 +22,13 @@ from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout
-from stepgraph.overlapping import check_overlap, communication_of, overlap_warnings
+from stepgraph.overlapping import check_overlap, communication_of, overlap_notes, overlap_warnings
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import Iteration, iterate
 from stepgraph.passes.modelflops import Mfu, count_flops, count_params, mfu
 from stepgraph.passes.parts import Part, StageCost
+from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.seating import seat, seating_note
 from stepgraph.report import BackwardOverForward, Bubble, Prediction, StageReport
 
@@ -196,7 +197,10 @@ def _assemble(
             *advise(iteration, findings),
             *overlap_warnings(chosen.overlap, iteration, n),
         ),
-        notes=notes,
+        notes=(
+            *notes,
+            *overlap_notes(chosen.overlap, iteration, splits_backward=schedule_of(program.schedule).splits_backward),
+        ),
     )
 
 

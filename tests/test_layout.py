@@ -81,6 +81,8 @@ def test_default_sequence_is_capped_by_the_positions() -> None:
         ({"schedule": ["1f1b"]}, "schedule"),
         ({"schedule": "interleaved"}, "vpp-needs-pp"),
         ({"schedule": "zbv"}, "vpp-needs-pp"),
+        ({"schedule": "zbv", "pp": 4, "vpp": 3}, "schedule-chunks"),
+        ({"schedule": "1f1b", "pp": 4, "vpp": 2}, "schedule-chunks"),
         ({"zero": 3}, "layout-not-modelled"),
         ({"cp": 2}, "layout-not-modelled"),
         ({"ep": 2}, "ep-needs-experts"),
