@@ -70,7 +70,7 @@ def stages_fit(program: Program) -> Iterator[Fault]:
     """stage: templates have names of their own, stages name some that exist, what runs once has only step ops.
 
     boundary: a stage begins where no stream enters and ends where none is handed on inside the rank; hops to a
-    neighbouring stage stand at the stage's ends only, and both sides agree on what crosses.
+    neighbouring stage on another rank stand at the stage's ends only, and both sides agree on what crosses.
     """
     names = [graph.name for graph in program.templates]
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -101,17 +101,19 @@ def _stage_problems(program: Program, stage: Stage) -> Iterator[str]:
 
 def _end_problems(program: Program, index: int) -> Iterator[str]:
     stage, last = program.stages[index], len(program.stages) - 1
+    stays = [before.rank == after.rank for before, after in pairwise(program.stages)]
+    taken, given = index > 0 and not stays[index - 1], index < last and not stays[index]
     graphs = [program[name] for name in stage.instances]
-    if graphs[0].ports.enters:
+    if graphs[0].ports.enters and (taken or not index):
         yield f"begins with {graphs[0].name}, into which a stream enters, expected an end of the model or a recv"
-    if graphs[-1].ports.grad_enters:
+    if graphs[-1].ports.grad_enters and (given or index == last):
         yield f"ends with {graphs[-1].name}, which hands its stream on, expected an end of the model or a send"
     recvs = [i for i, graph in enumerate(graphs) if _hop(graph, "recv")]
     sends = [i for i, graph in enumerate(graphs) if _hop(graph, "send")]
-    if recvs != ([0] if index else []):
-        yield f"takes from a neighbour at {recvs}, expected {'the first template only' if index else 'nowhere'}"
-    if sends != ([len(graphs) - 1] if index < last else []):
-        yield f"hands to a neighbour at {sends}, expected {'the last template only' if index < last else 'nowhere'}"
+    if recvs != ([0] if taken else []):
+        yield f"takes from a neighbour at {recvs}, expected {'the first template only' if taken else 'nowhere'}"
+    if sends != ([len(graphs) - 1] if given else []):
+        yield f"hands to a neighbour at {sends}, expected {'the last template only' if given else 'nowhere'}"
 
 
 def _hop(graph: Graph, kind: str) -> Tensor | None:
@@ -126,6 +128,9 @@ def streams_join(program: Program) -> Iterator[Fault]:
     Across a stage boundary the same holds for what one rank sends and the next receives.
     """
     pairs = dict.fromkeys((seam.left, seam.right) for stage in program.stages for seam in stage.seams)
+    for before, after in pairwise(program.stages):
+        if before.rank == after.rank:  # a rank hands the stream to itself
+            pairs[before.runs[-1].template, after.runs[0].template] = None
     for left, right in pairs:
         problems = _seam_problems(program[left], program[right])
         yield from (_fault(f"{left} -> {right}", "seam", what) for what in problems)

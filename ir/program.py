@@ -82,9 +82,10 @@ def shown_runs(runs: Sequence[Run]) -> str:
         return ", ".join(map(_shown_run, runs))
     first, *middle, last = runs
     for period in range(2, len(middle) // 2 + 1):
-        if len(middle) % period == 0 and middle == middle[:period] * (len(middle) // period):
+        times, rest = divmod(len(middle), period)
+        if middle == (middle[:period] * (times + 1))[: len(middle)]:
             inner = ", ".join(map(_shown_run, middle[:period]))
-            return f"{_shown_run(first)}, ({inner}) x {len(middle) // period}, {_shown_run(last)}"
+            return ", ".join((_shown_run(first), f"({inner}) x {times}", *map(_shown_run, (*middle[:rest], last))))
     return ", ".join(_shown_run(run) for run in runs)
 
 

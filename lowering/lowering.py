@@ -25,7 +25,7 @@ from stepgraph.lowering.optimizer import count_stage_params, step_template
 from stepgraph.lowering.recomputation import recompute
 from stepgraph.lowering.resolution import resolve_layout
 from stepgraph.lowering.splitting import layout_split
-from stepgraph.lowering.stages import boundary_templates, deal_layers
+from stepgraph.lowering.stages import boundary_templates, deal_layers, without_own_hops
 
 
 def lower(model: Model, layout: Layout, rewrites: Sequence[Rewrite] = ()) -> Program:
@@ -44,6 +44,7 @@ def lower(model: Model, layout: Layout, rewrites: Sequence[Rewrite] = ()) -> Pro
     dealt = deal_layers(model.template_names, layout_split(layout, model.n_layers))
     assert layout.schedule is not None  # resolve_layout fills it
     owners = stages_on_ranks(layout.pp, layout.vpp, v_shaped=PIPELINES[layout.schedule].v_shaped)
+    dealt = without_own_hops(dealt, owners)
     steps = _step_templates(_runs_of_ranks(dealt, owners), templates, model, layout, mesh)
     templates.update((step.name, apply_rewrites(step, rewrites)) for step in steps)
     stages = tuple(Stage(runs, steps[rank].name, rank) for rank, runs in zip(owners, dealt, strict=True))

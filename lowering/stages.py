@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 
 import attrs
 
@@ -43,6 +43,18 @@ def _runs(stage: StageSpec, names: Sequence[str]) -> tuple[Run, ...]:
         what = "MTP modules on another stage than the head are not modelled yet"
         raise refuse("pipeline-mtp", "pipeline_layout", what, "m next to L, as in 'mL'")
     return (Run("embedding" if stage.embedding else "recv"), *layers, Run("head" if stage.head else "send"))
+
+
+def without_own_hops(dealt: Sequence[tuple[Run, ...]], owners: Sequence[int]) -> tuple[tuple[Run, ...], ...]:
+    """Runs without the send and the recv between two stages of one rank, which hands the stream to itself.
+
+    owners: the rank of every stage.
+    """
+    stays = [before == after for before, after in pairwise(owners)]
+    return tuple(
+        runs[first : len(runs) - last]
+        for runs, first, last in zip(dealt, [False, *stays], [*stays, False], strict=True)
+    )
 
 
 def layers_per_stage(program: Program) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ def software(
         lambda: _law(eta),
         lambda: launch_name(launch, cuda_graphs=cuda_graphs),
         lambda: parse_policy(overlap),
-        lambda: None if p2p == AUTO else parse_mode(p2p),
+        lambda: None if p2p.strip().lower() == AUTO else parse_mode(p2p),
     )
     return Software(rows, law, launches, cuda_graphs, policy, mode)
 

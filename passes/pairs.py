@@ -15,6 +15,7 @@ from stepgraph.passes.overlap.merging import merge_layers
 from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.actions import Slot
 from stepgraph.passes.pipeline.schedule import Schedule
+from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.stagecosts import cost_template, positions, spent_part
 
 Pair = tuple[int, int]
@@ -30,7 +31,8 @@ def pair_changes(
     layers without a partner run by themselves.
     Source: NVIDIA/Megatron-LM megatron/core/models/common/model_chunk_schedule_plan.py.
     """
-    change = _layer_change(costed, setting)
+    split = schedule_of(program.schedule).splits_backward
+    change = _layer_change({name: costed[name] for name in program.by_name}, setting, split=split)
     layers = [_layers(program, index) for index in range(len(program.stages))]
     found = {}
     for i, forward in enumerate(program.stages):
@@ -105,9 +107,9 @@ def _is_layer(program: Program, name: str) -> bool:
     return all((ports.enters, ports.leaves, ports.grad_enters, ports.grad_leaves))
 
 
-def _layer_change(costed: Mapping[str, Costs], setting: Setting) -> Callable[[str, str], Part]:
-    """The change for two templates; every two are merged once."""
-    alone = {name: cost_template(cost, setting) for name, cost in costed.items()}
+def _layer_change(costed: Mapping[str, Costs], setting: Setting, *, split: bool) -> Callable[[str, str], Part]:
+    """The change for two templates; every two are merged once. split: whether weight gradients run apart alone."""
+    alone = {name: cost_template(cost, setting, split=split) for name, cost in costed.items()}
     gap_s = setting.launching.gap_s
 
     @cache

@@ -16,7 +16,7 @@ from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.pipeline.simulation import simulate_schedule
 from stepgraph.passes.pipeline.timing import Timing
 
-MOST_SLOTS = 400_000
+MOST_SLOTS = 150_000
 """Stages x micro-batches that are simulated one by one, a few seconds; with a steady state a step may be longer."""
 
 
@@ -63,8 +63,8 @@ class Pipelining:
             return schedule.combined
         if not schedule.pairs:
             what = f"schedule {self.schedule} never runs a forward and a backward together"
-            fix = "schedule interleaved or dualpipev, or no pipeline"
-            raise refuse("overlap-expert-comm", "--overlap", what, fix)
+            expected = "--schedule 1f1b" if self.ranks == 1 else "--schedule interleaved or dualpipev"
+            raise refuse("overlap-expert-comm", "--overlap", what, expected)
         return schedule
 
     def run(self, microbatches: int, timing: Timing) -> PipelineRun:
@@ -76,9 +76,20 @@ class Pipelining:
                 schedule, self.ranks, self.chunks, microbatches, timing, self.transfers, most_slots=MOST_SLOTS
             )
         except InputError as refused:
-            raise InputError(
-                attrs.evolve(problem, **_for_users(problem.code)) for problem in refused.problems
-            ) from None
+            raise self._for_users(refused) from None
+
+    def _for_users(self, refused: InputError) -> InputError:
+        """A refusal of the simulation in terms of a layout."""
+        code = refused.problems[0].code
+        if code == "pipeline-deadlock":
+            what = f"transfers that are {self.transfers} lock under schedule {self.schedule}: ranks wait for each other"
+            return refuse(code, "--p2p-mode", what, "async", "leave --p2p-mode out")
+        if code != "pipeline-size":
+            return refused
+        return InputError(
+            attrs.evolve(problem, code="too-many-micro-batches", where="global_batch", fix="raise the micro-batch")
+            for problem in refused.problems
+        )
 
     def received_s(self, timing: Timing) -> tuple[float, ...]:
         """Seconds in which the links carry what each rank receives for one micro-batch."""
@@ -116,12 +127,3 @@ def timing_of(stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops
         hop_forward_s=hops_forward_s,
         hop_backward_s=hops_backward_s,
     )
-
-
-def _for_users(code: str) -> dict[str, str]:
-    """What a refusal of the simulation is about in terms of a layout, where it is about the number of micro-batches."""
-    if code == "pipeline-microbatches":
-        return {"where": "global_batch"}
-    if code == "pipeline-size":
-        return {"code": "too-many-micro-batches", "where": "global_batch", "fix": "raise the micro-batch"}
-    return {}

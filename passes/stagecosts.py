@@ -36,7 +36,8 @@ class Pass:
 class TemplateCost:
     """A template: forward, backward, the step up to and after the gradient norm.
 
-    weight_s: seconds of backward on which the gradient that leaves does not depend.
+    weight_s, weight_issue_s: seconds of backward on which the gradient that leaves does not depend, and what the host
+    needs to issue them.
     """
 
     forward: Pass
@@ -44,6 +45,7 @@ class TemplateCost:
     before_norm: Part
     after_norm: Part
     weight_s: float = 0.0
+    weight_issue_s: float = 0.0
 
 
 _TRAVELS = (Rule.COLLECTIVE, Rule.POINT_TO_POINT)
@@ -78,6 +80,7 @@ def cost_template(cost: Costs, setting: Setting, *, split: bool = False) -> Temp
         part_of(cost, [i for i in step if i <= norm], setting),
         part_of(cost, [i for i in step if i > norm], setting),
         float(op_s[weights].sum()),
+        int(cost.kernels[weights].sum()) * setting.launching.issue_s,
     )
 
 
@@ -158,6 +161,7 @@ def _seam_cost(program: Program, seam: SeamGroups, setting: Setting, *, split: b
         after.before_norm + before.before_norm * -1,
         after.after_norm + before.after_norm * -1,
         after.weight_s - before.weight_s,
+        after.weight_issue_s - before.weight_issue_s,
     )
 
 
@@ -178,6 +182,8 @@ def _stage(stage: Stage, found: Mapping[str, TemplateCost], seams: _Seams) -> St
     backward = sum((cost.backward.part * count for cost, count in parts), Part())
     weight_s = max(0.0, sum(cost.weight_s * count for cost, count in parts))
     dry_s = [_dry_s(stage.runs, found, seams, back=back) for back in (False, True)]
+    issue_s = sum(cost.weight_issue_s * count for cost, count in parts)
+    weight_s += min(dry_s[1], max(0.0, issue_s - weight_s))  # where the host is late, it is so in weight gradients too
     step = found[stage.step]
     return StageCost(
         forward + Part(Buckets(launch=dry_s[0])),

@@ -22,6 +22,7 @@ from stepgraph.lowering.lowering import count_parts, lower
 from stepgraph.lowering.model import Model
 from stepgraph.lowering.mtpchecks import mtp_warnings
 from stepgraph.lowering.resolution import resolve_layout
+from stepgraph.microbatches import check_microbatches
 from stepgraph.overlapping import check_overlap, communication_of, overlap_notes, overlap_warnings
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.exchanges import exchanges
@@ -71,6 +72,7 @@ def predict_under(
     """Predict one training step under a whole setting: see `predict`. Raises: InputError."""
     layout, notes = modelled_layout(layout, model)
     check_overlap(machine.overlap, layout, model)
+    check_microbatches(layout, machine.overlap)
     shown = _stage_of(rank, layout)
     program = lower(model, layout)
     chosen = seat(machine, program)

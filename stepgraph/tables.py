@@ -85,7 +85,7 @@ def show_prediction(p: Prediction) -> None:
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
     show_table(console, _buckets(p, _bar(console)))
-    if p.overlap != "none":
+    if p.overlap != "none" and _communication(p).row_count:
         console.print(f"\nCommunication of rank {p.rank} under overlap policy {p.overlap}:\n")
         show_table(console, _communication(p))
     if len(p.stages) > 1:

@@ -76,6 +76,7 @@ TOTALS = {"kernels", "hbm_bytes", "flops", "saved_bytes", "time_s", "launch_s"}
 
 def test_json_has_the_documented_fields(llama: Any) -> None:
     assert set(llama) == {
+        *("launch", "cuda_graphs", "overlap", "p2p_mode"),
         *("model", "target", "gpus", "layout", "profile", "eta", "n_microbatches", "fusions", "against", "rules"),
         *("before", "after", "fused_kernels", "warnings", "notes"),
     }

@@ -364,3 +364,16 @@ def test_noise_that_cannot_be_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         jittered(TWO, UNEQUAL, relative=-1, runs=0)
     assert [problem.where for problem in caught.value.problems] == ["relative", "runs"]
+
+
+@pytest.mark.parametrize("mode", [ASYNC, BLOCKING])
+@pytest.mark.parametrize("text", ["1F0 0F0 1B0 0B0", "0F0 1F0 0B0 1B0", "0F0 1B0 1F0 0B0"])
+def test_an_action_before_what_it_needs_of_its_own_rank_is_refused(text: str, mode: Mode) -> None:
+    with pytest.raises(InputError, match=r"comes before .*, which it needs \[pipeline-turn\]"):
+        simulate(order((0, 0), text), UNEQUAL, mode)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("dualpipev", 10**12), ("zbv", 3000), ("looped-bfs", 10**6)])
+def test_sizes_beyond_reason_are_refused_at_once(name: str, ranks: int) -> None:
+    with pytest.raises(InputError, match="pipeline-size"):
+        schedule_of(name).order(ranks, 2, 8)

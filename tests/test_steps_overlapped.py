@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import stepgraph
 from stepgraph.errors import InputError
 from stepgraph.ir.pipelines import PIPELINES
+from stepgraph.ir.verifier import verify_program
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.lowering import lower
 from stepgraph.lowering.model import Model
@@ -457,3 +458,35 @@ def test_policies_that_do_not_fit_are_refused(overlap: str, fields: dict[str, An
 def test_a_schedule_that_pairs_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="schedule interleaved or dualpipev"):
         experts(EP, "looped-bfs", pp=2, vpp=2).at(8)
+
+
+@pytest.mark.parametrize("mode", ["async", "blocking", "overlap"])
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_the_fewest_micro_batches_pair_in_every_mode(ranks: int, mode: str) -> None:
+    """n = P: some ranks pair nothing, others one; transfers of either are issued."""
+    model = stepgraph.load_model("qwen3-30b-a3b", {"num_hidden_layers": 4 * ranks})
+    sizes = Layout(ep=2, dp=2, pp=ranks, vpp=2, global_batch=2 * ranks, seq=1024)
+    found = cost_step(lower(model, sizes), setting(H100, overlap=EP, p2p=mode)).at(ranks)
+    assert [buckets.total for buckets in found.buckets] == pytest.approx([found.step_s] * ranks)
+
+
+def test_pairs_hide_no_less_than_nothing_where_weight_gradients_run_apart() -> None:
+    step = experts(EP, "dualpipev", pp=2, vpp=2, tp=2)
+    for hidden in step.at(8).hidden:
+        assert min(attrs.astuple(hidden)) >= 0
+
+
+def test_a_rank_hands_nothing_to_itself() -> None:
+    """In a V the last rank has the two middle stages: no send, no recv and no kernels for them in between."""
+    program = lower(DENSE, layout("zbv"))
+    middle = [[run.template for run in stage.runs] for stage in program.stages[3:5]]
+    assert middle == [["recv", "dense"], ["dense", "send"]]
+    verify_program(program)
+
+
+def test_micro_batches_that_a_schedule_does_not_take_are_said_as_a_global_batch() -> None:
+    """DualPipeV needs n of 2 P: with dp 2 and micro-batch 1 a global batch of 2 x 2 x 4."""
+    with pytest.raises(InputError, match=r"cannot take n = 6 .* Nearest: 16"):
+        stepgraph.predict(DENSE, layout("dualpipev", global_batch=12), H100)
+    with pytest.raises(InputError, match=r"lock under schedule zbv.*Leave --p2p-mode out"):
+        stepgraph.predict(DENSE, layout("zbv"), H100, p2p="blocking")

@@ -32,10 +32,12 @@ def calls_of(order: Order, timing: Timing, mode: Mode) -> list[Program]:
     around = transfers(order)
     turns = turns_of(order)
     if turns is not None:
-        if timing.pair_s and not any(len(slot) > 1 for slots in order.ranks for slot in slots):
-            timing = attrs.evolve(timing, pair_s={})  # what takes turns is no slot of two
+        alone = attrs.evolve(timing, pair_s={}) if timing.pair_s else timing  # what takes turns is no slot of two
         written = overlapped_calls if mode == OVERLAP else blocking_calls
-        return [written(each, around, timing, mode) for each in turns]
+        return [
+            written(each, around, timing if any(len(slot) > 1 for slot in slots) else alone, mode)
+            for each, slots in zip(turns, order.ranks, strict=True)
+        ]
     if mode == OVERLAP:
         expected = "interleaved 1F1B, the only order whose transfers Megatron-LM overlaps"
         fix = "take blocking or async, or the interleaved schedule"

@@ -15,12 +15,13 @@ def check_order(order: Order, timing: Timing) -> int:
     Raises: InputError with every problem found: pipeline-order (no ranks, a stage on no rank), pipeline-stages (not as
     many as there are times), pipeline-slot (a slot that is neither one action nor a forward and a backward, an action
     on a rank that does not have its stage), pipeline-twice (an action that stands there twice, or a weight gradient
-    before its input gradient).
+    before its input gradient), pipeline-turn (an action before another of its own rank that it needs).
     """
     problems = [*_stage_problems(order, timing)]
     if not problems:
         rough = [rank for rank in range(len(order.ranks)) if not _is_plain(order, rank)]
         problems = [problem for rank in rough for problem in _slot_problems(order, rank)]
+        problems = problems or [problem for rank in range(len(order.ranks)) for problem in _early(order, rank)]
     if problems:
         raise InputError(problems)
     return 1 + max((which for slots in order.ranks for slot in slots for _, _, which in slot), default=-1)
@@ -87,3 +88,28 @@ def _turn_problems(slot: Slot, seen: set[Action], where: str) -> Iterator[Proble
             needed = shown((INPUT_GRAD, stage, which))
             yield Problem("pipeline-twice", where, f"{shown(action)} does not come after {needed}")
         seen.add(action)
+
+
+def _early(order: Order, rank: int) -> Iterator[Problem]:
+    """Actions that need another one which their own rank runs later: no mode can run these."""
+    slots = order.ranks[rank]
+    places = {action: index for index, slot in enumerate(slots) for action in slot}
+    for index, slot in enumerate(slots):
+        for action in slot:
+            needed = next((other for other in _inputs(action, rank, order) if places.get(other, -1) > index), None)
+            if needed is not None:
+                what = f"{shown(action)} comes before {shown(needed)}, which it needs"
+                yield Problem("pipeline-turn", f"rank {rank}, slot {index}", what)
+
+
+def _inputs(action: Action, rank: int, order: Order) -> Iterator[Action]:
+    """What an action needs of its own rank: the stage before or after, where that is here, and its own forward."""
+    kind, stage, which = action
+    if kind == FORWARD:
+        if stage and order.stage_rank[stage - 1] == rank:
+            yield FORWARD, stage - 1, which
+        return
+    yield FORWARD, stage, which
+    if kind != WEIGHT_GRAD and stage + 1 < len(order.stage_rank) and order.stage_rank[stage + 1] == rank:
+        yield BACKWARD, stage + 1, which
+        yield INPUT_GRAD, stage + 1, which

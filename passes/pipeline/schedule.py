@@ -16,8 +16,8 @@ from stepgraph.passes.pipeline.repeating import Repeating, Turn
 RankSlots: TypeAlias = Callable[[int, int, int, int], Iterable[Slot]]
 """(ranks, chunks, microbatches, rank) -> the slots of that rank."""
 
-MAX_ACTIONS: Final = 10**7
-"""An order of so many takes more than a gigabyte."""
+MAX_ACTIONS: Final = 3 * 10**6
+"""An order of so many takes some ten seconds and a gigabyte to run."""
 
 
 def _any_number(ranks: int, chunks: int, microbatches: int) -> bool:
@@ -116,16 +116,16 @@ class Schedule:
             yield Problem("pipeline-chunks", "vpp", what, expected, f"nearest possible: {fewest}")
 
     def _number_problems(self, ranks: int, chunks: int, microbatches: int) -> Iterator[Problem]:
-        if not self.takes(ranks, chunks, microbatches):
-            what = f"{self.title} with pp = {ranks} cannot take {microbatches} micro-batches"
-            near = " or ".join(str(number) for number in self._nearest(ranks, chunks, microbatches))
-            yield Problem("pipeline-microbatches", "microbatches", what, self.takes_text, f"nearest possible: {near}")
-        actions = ranks * chunks * microbatches * (3 if self.splits_backward else 2)
+        actions = ranks * chunks * max(microbatches, ranks) * (3 if self.splits_backward else 2)
         if actions > MAX_ACTIONS:
-            what, fix = f"an order of {actions:.0e} actions", "take fewer micro-batches"
+            what, fix = f"an order of {actions:.0e} actions", "take fewer ranks or micro-batches"
             yield Problem("pipeline-size", "microbatches", what, f"at most {MAX_ACTIONS:.0e}", fix)
+        elif not self.takes(ranks, chunks, microbatches):
+            what = f"{self.title} with pp = {ranks} cannot take {microbatches} micro-batches"
+            near = " or ".join(str(number) for number in self.nearest(ranks, chunks, microbatches))
+            yield Problem("pipeline-microbatches", "microbatches", what, self.takes_text, f"nearest possible: {near}")
 
-    def _nearest(self, ranks: int, chunks: int, microbatches: int) -> Iterator[int]:
+    def nearest(self, ranks: int, chunks: int, microbatches: int) -> Iterator[int]:
         """The next numbers of micro-batches that work: below, where there is one, and above."""
         below = (number for number in range(microbatches - 1, 0, -1) if self.takes(ranks, chunks, number))
         above = (number for number in count(microbatches + 1) if self.takes(ranks, chunks, number))

@@ -59,8 +59,10 @@ LAYOUT_OPTIONS = (
         "--pad-vocab", type=int, default=1, show_default=True, help="Pad the vocabulary to a multiple of this x tp."
     ),
     click.option("--pipeline-layout", help="Stages in Megatron's notation, as in 'Et*4|(t*4|)*14tL'."),
-    click.option("--first-stage-layers", type=int, help="Layers of the first pipeline stage."),
-    click.option("--last-stage-layers", type=int, help="Layers of the last pipeline stage."),
+    click.option("--first-stage-layers", type=int, help="Layers of the first pipeline rank."),
+    click.option(
+        "--last-stage-layers", type=int, help="Layers of the last pipeline rank (in a V: the middle of the model)."
+    ),
     click.option("--mtp", type=int, default=0, show_default=True, help="Multi-token prediction modules."),
     click.option(
         "--schedule",
@@ -176,6 +178,7 @@ def layout_from(values: Mapping[str, Any]) -> Layout:
     """The layout of the layout options. Raises: InputError when --gpus is not a multiple of what a replica needs."""
     names = {field.name for field in attrs.fields(Layout)} - {"dp"}
     chosen = {name: values[name] for name in names}
+    chosen["schedule"] = values["schedule"] and values["schedule"].lower()
     gpus, dp = values["gpus"], values["dp"]
     if gpus is None:
         return Layout(dp=1 if dp is None else dp, **chosen)

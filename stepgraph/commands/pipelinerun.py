@@ -180,7 +180,10 @@ def _jitter(case: Case, relative: float) -> Range:
     if case.least_boxes > MOST_VARIED:
         what = f"{case.least_boxes} computations in each of several runs"
         raise refuse("pipeline-size", "--jitter", what, f"at most {MOST_VARIED}", "take fewer micro-batches")
-    return jittered(case.whole_order(), case.timing, case.mode, relative=relative, seed=case.seed).makespan
+    found = jittered(case.whole_order(), case.timing, case.mode, relative=relative, seed=case.seed).makespan
+    if not isfinite(found.mean_s):
+        raise refuse("pipeline-times", "--tf, --tb, --p2p", "too large to be added up", "times of about one size")
+    return found
 
 
 def _order(ask: Ask) -> tuple[str, Schedule | None, Order, tuple[int, int, int]]:
