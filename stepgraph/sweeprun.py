@@ -21,6 +21,7 @@ from stepgraph.lowering.lowering import lower
 from stepgraph.lowering.model import Model
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.iteration import cost_step
+from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.prediction import named_rules, predict_under
 from stepgraph.report import Prediction
 from stepgraph.sweep import SIZES, RefusedSize, Sweep, SweptSize, checked_sizes, regime_of
@@ -32,7 +33,7 @@ MOST_TIMES = 64
 """Up to how many times the global batch a flip is looked for."""
 
 MOST_SLOTS = 150_000
-"""Stages x micro-batches that looking upwards may simulate on its grid: about a second."""
+"""Stages x micro-batches that looking upwards may simulate on its grid where no steady state is skipped: about a second."""
 
 SLOT_S = 7e-6
 """What simulating one of them takes, roughly; for deciding whether progress is shown."""
@@ -168,7 +169,8 @@ def _flips(found: Sequence[Prediction], best: Prediction, at: Mapping[int, Calla
 
     sizes, slots = tuple(at), layout.pp * layout.vpp * sum(p.n_microbatches for p in found)
     position = sizes.index(layout.micro_batch)
-    return find_flips(sizes, position, step_times, layout.global_batch, unit, _reach(slots))
+    repeats = schedule_of(str(layout.schedule)).repeating is not None
+    return find_flips(sizes, position, step_times, layout.global_batch, unit, MOST_TIMES if repeats else _reach(slots))
 
 
 def _reach(slots: int) -> int:

@@ -320,7 +320,7 @@ def test_one_size_alone_flips_nowhere() -> None:
 
 def test_a_search_that_did_not_happen_is_not_called_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 stages x (8 + 4 + 2 + 1) micro-batches are 60 slots; the smallest step of all sizes is 8 sequences."""
-    arguments = (*LINE, "--global-batch", "8")
+    arguments = (*LINE, "--schedule", "gpipe", "--global-batch", "8")  # no steady state to skip
     assert "below: no smaller global batch allows all sizes" in run(*arguments).stdout
     monkeypatch.setattr(sweeprun, "MOST_SLOTS", 4 * 60 - 1)
     assert "above: not searched" in run(*arguments).stdout
