@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
 
 from stepgraph.passes.pipeline.actions import FORWARD, INPUT_GRAD, Order, Slot
 
@@ -22,13 +21,15 @@ def peak_activations(order: Order) -> tuple[float, ...]:
 
 
 def _peak(slots: Iterable[Slot]) -> int:
-    """The most chunks held: within a slot all forwards count first."""
-    changes = (change for slot in slots for change in _changes(slot))
-    return max(accumulate(changes), default=0)
-
-
-def _changes(slot: Slot) -> tuple[int, int]:
-    """What a slot adds, then what it takes away."""
-    kinds = [kind for kind, _, _ in slot]
-    forwards = kinds.count(FORWARD)
-    return forwards, forwards + kinds.count(INPUT_GRAD) - len(kinds)
+    """The most chunks held: within a slot all forwards count first. A plain loop: it sees every action of a step."""
+    held = most = 0
+    for slot in slots:
+        gone = 0
+        for kind, _, _ in slot:
+            if kind == FORWARD:
+                held += 1
+            elif kind != INPUT_GRAD:
+                gone += 1
+        most = max(most, held)
+        held -= gone
+    return most
