@@ -233,3 +233,33 @@ def test_the_picture_in_the_documents_is_what_the_command_draws(tmp_path: Path) 
     path = tmp_path / "pipeline.svg"
     assert run("--schedule", "dualpipev", "--mode", "joint:0.8", "-o", str(path)).exit_code == 0
     assert path.read_text(encoding="utf-8") == (DOCUMENT.parent / "images/pipeline.svg").read_text(encoding="utf-8")
+
+
+def test_all_schedules_are_compared_the_fastest_first() -> None:
+    lines = run("--schedule", "all", "--p2p", "0.1", "--pp", "8", "--micro-batches", "32").stdout.splitlines()
+    rows = [line.split() for line in lines[4:11]]
+    assert {row[0] for row in rows} == set(SCHEDULES)
+    makespans = [float(row[2]) for row in rows]
+    assert makespans == sorted(makespans)
+    for name, makespan in ((row[0], float(row[2])) for row in rows):
+        alone = run_json("--schedule", name, "--p2p", "0.1", "--pp", "8", "--micro-batches", "32")
+        assert alone["makespan"] == pytest.approx(makespan, rel=1e-5)
+
+
+def test_what_does_not_run_is_listed_with_its_reason() -> None:
+    found = {own["schedule"]: own for own in run_json("--schedule", "all", "--micro-batches", "6")["schedules"]}
+    assert "nearest possible: 8" in found["dualpipev"]["refused"].lower()
+    assert found["1f1b"]["makespan"] == (6 + 3) * 3
+    result = CliRunner().invoke(main, ["pipeline", "--schedule", "all", "--micro-batches", "6"])
+    assert result.exit_code == 0
+    assert "refused: dualpipev: " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--tf", "-1"), "a finite number"), (("-o", "all.svg"), "--schedule NAME with -o"), (("--pp", "0"), "1 or more")],
+)
+def test_a_comparison_of_nothing_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(main, ["pipeline", "--schedule", "all", *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepgraph.commands.options import JSON_OPTION
 from stepgraph.errors import refuse, together
 
+if TYPE_CHECKING:
+    from stepgraph.commands.pipelinerun import Ask
+
 EPILOG = """\b
 Examples:
   stepgraph pipeline                                        1F1B, 4 ranks, 8 micro-batches, backward twice forward
+  stepgraph pipeline --schedule all --p2p 0.1               every schedule with the same times, the fastest first
   stepgraph pipeline --schedule zbv --pp 8 --micro-batches 32 --json
   stepgraph pipeline --schedule interleaved --vpp 2 --mode blocking --p2p 0.1 -o pipeline.svg
   stepgraph pipeline --schedule dualpipev --mode joint:0.8  a forward and a backward as one op, at 80% of both
@@ -21,12 +25,12 @@ Examples:
   stepgraph pipeline --pp 16 --micro-batches 64 --jitter 0.1
 """
 
-SCHEDULE_HELP = "gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev, looped-bfs, or a CSV file with an order."
+SCHEDULE_HELP = "gpipe, 1f1b, interleaved, zb-h1, zbv, dualpipev, looped-bfs; all of them; or a CSV file with an order."
 MODE_HELP = "How tensors are handed over: async, blocking, overlap, or joint:X (async; pairs as one op)."
 
 
 @click.command("pipeline", epilog=EPILOG)
-@click.option("--schedule", default="1f1b", show_default=True, metavar="NAME|FILE", help=SCHEDULE_HELP)
+@click.option("--schedule", default="1f1b", show_default=True, metavar="NAME|all|FILE", help=SCHEDULE_HELP)
 @click.option("--pp", type=int, help="Ranks.  [default: 4, or the file's]")
 @click.option("--vpp", type=int, help="Stages per rank.  [default: what the schedule needs, or the file's]")
 @click.option("--micro-batches", type=int, help="Micro-batches of a step.  [default: 8, or the file's]")
@@ -51,6 +55,9 @@ def command(max_boxes: int | None, output: Path | None, as_json: bool, **asked: 
     from stepgraph.rendering import write_text
     from stepgraph.timeline import MOST_BOXES, check_boxes
 
+    if asked["schedule"].lower() == "all":
+        _compare(Ask(**asked), output, as_json=as_json)
+        return
     most_boxes = MOST_BOXES if max_boxes is None else max_boxes
     _, case = together(lambda: _check_format(output), lambda: case_of(Ask(**asked)))
     if output is not None:
@@ -65,6 +72,18 @@ def command(max_boxes: int | None, output: Path | None, as_json: bool, **asked: 
     from stepgraph.commands.pipelinetables import show_pipeline
 
     show_pipeline(found)
+
+
+def _compare(ask: Ask, output: Path | None, *, as_json: bool) -> None:
+    from stepgraph.commands.pipelineall import all_fields, answers, show_all
+
+    if output is not None:
+        raise refuse("image-format", str(output), "a comparison is a table, not a picture", "--schedule NAME with -o")
+    found = answers(ask)
+    if as_json:
+        click.echo(json.dumps(all_fields(found), indent=2))
+        return
+    show_all(found)
 
 
 def _check_format(output: Path | None) -> None:
