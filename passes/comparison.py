@@ -15,8 +15,8 @@ from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.fusing.programs import template_counts
 from stepgraph.passes.iteration import iterate
-from stepgraph.passes.parts import Part
-from stepgraph.passes.stagecosts import positions, spent_part, spent_s
+from stepgraph.passes.stepping.parts import Part
+from stepgraph.passes.stepping.stagecosts import positions, spent_part, spent_s
 
 PHASES = tuple(phase.value for phase in Phase)
 

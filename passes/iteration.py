@@ -10,15 +10,15 @@ from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import costs
-from stepgraph.passes.hops import hops_s
-from stepgraph.passes.overlapped import Change, CostedStages, run_overlapped
-from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun, RankRun
 from stepgraph.passes.pipeline.modes import Mode
 from stepgraph.passes.pipeline.timing import Timing
-from stepgraph.passes.pipelining import Pipelining, timing_of
 from stepgraph.passes.seating import seat
-from stepgraph.passes.stagecosts import cost_stages
+from stepgraph.passes.stepping.hops import hops_s
+from stepgraph.passes.stepping.overlapped import Change, CostedStages, run_overlapped
+from stepgraph.passes.stepping.parts import Part, StageCost
+from stepgraph.passes.stepping.pipelining import Pipelining, timing_of
+from stepgraph.passes.stepping.stagecosts import cost_stages
 
 
 @attrs.frozen

@@ -19,9 +19,9 @@ from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.comparison import Totals
 from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
-from stepgraph.passes.parts import Part
 from stepgraph.passes.profiles import operand_bytes
-from stepgraph.passes.stagecosts import cost_stages, spent_part, spent_s
+from stepgraph.passes.stepping.parts import Part
+from stepgraph.passes.stepping.stagecosts import cost_stages, spent_part, spent_s
 from stepgraph.passes.traffic import savings
 
 STREAM = "stream"

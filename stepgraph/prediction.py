@@ -28,9 +28,9 @@ from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import Iteration, iterate
 from stepgraph.passes.modelflops import Mfu, count_flops, count_params, mfu
-from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.seating import seat, seating_note
+from stepgraph.passes.stepping.parts import Part, StageCost
 from stepgraph.report import BackwardOverForward, Bubble, Prediction, StageReport
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.table import Table
 from stepgraph.lowering.layout import Layout
 from stepgraph.lowering.model import Model
 from stepgraph.passes.modelflops import Family, Params
-from stepgraph.passes.pipelining import usual_transfers
+from stepgraph.passes.stepping.pipelining import usual_transfers
 from stepgraph.report import Prediction
 
 WIDTH = 400

@@ -25,9 +25,9 @@ from stepgraph.passes.collective import collective_s, crosses_domain, geometry_o
 from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.iteration import iterate, time_step
 from stepgraph.passes.launch import kappa
-from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.profiles import PROFILES, operand_bytes
-from stepgraph.passes.stagecosts import cost_stages
+from stepgraph.passes.stepping.parts import Part, StageCost
+from stepgraph.passes.stepping.stagecosts import cost_stages
 
 H100 = setting(load_target("h100"))
 LAYOUTS = (

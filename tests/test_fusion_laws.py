@@ -27,7 +27,7 @@ from stepgraph.passes.fusing.programs import fuse, unfuse
 from stepgraph.passes.fusing.sets import BASIC
 from stepgraph.passes.iteration import iterate
 from stepgraph.passes.profiles import PROFILES
-from stepgraph.passes.stagecosts import cost_stages
+from stepgraph.passes.stepping.stagecosts import cost_stages
 
 TARGET = load_target("h100")
 SETTINGS = tuple(setting(TARGET, profile) for profile in sorted(PROFILES))

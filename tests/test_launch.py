@@ -15,7 +15,7 @@ from stepgraph.lowering.lowering import lower
 from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.costing import costs
 from stepgraph.passes.launch import Launching, Stretch, in_a_row, launching, stretch_of
-from stepgraph.passes.stagecosts import cost_stages, cost_template
+from stepgraph.passes.stepping.stagecosts import cost_stages, cost_template
 
 H100 = stepgraph.load_target("h100")
 TINY = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 4})

@@ -21,16 +21,16 @@ from stepgraph.lowering.lowering import lower
 from stepgraph.lowering.model import Model
 from stepgraph.passes.base import setting
 from stepgraph.passes.buckets import Buckets
-from stepgraph.passes.gradsync import Piece, Travel
 from stepgraph.passes.iteration import CostedStep, cost_step, iterate, time_step
 from stepgraph.passes.launch import LAUNCHES
 from stepgraph.passes.overlap.streams import schedule
-from stepgraph.passes.pairs import count_pairs, pair_changes, pair_s
-from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.schedules import schedule_of
-from stepgraph.passes.pipelining import Pipelining
-from stepgraph.passes.stagecosts import cost_template
-from stepgraph.passes.stepsync import RankSync, arrivals_s, gather_tasks, syncs_of
+from stepgraph.passes.stepping.gradsync import Piece, Travel
+from stepgraph.passes.stepping.pairs import count_pairs, pair_changes, pair_s
+from stepgraph.passes.stepping.parts import Part, StageCost
+from stepgraph.passes.stepping.pipelining import Pipelining
+from stepgraph.passes.stepping.stagecosts import cost_template
+from stepgraph.passes.stepping.stepsync import RankSync, arrivals_s, gather_tasks, syncs_of
 
 H100 = stepgraph.load_target("h100")
 DENSE = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 16})

@@ -15,8 +15,8 @@ from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import bucket_of
 from stepgraph.passes.costing import Costs
 from stepgraph.passes.overlap.gradients import buckets_in_backward_order
-from stepgraph.passes.parts import StageCost
-from stepgraph.passes.stagecosts import spent_s
+from stepgraph.passes.stepping.parts import StageCost
+from stepgraph.passes.stepping.stagecosts import spent_s
 
 
 @attrs.frozen

@@ -20,8 +20,8 @@ from stepgraph.passes.buckets import Buckets, gather_buckets
 from stepgraph.passes.costing import Costs, Floats, costs
 from stepgraph.passes.launch import Launching, Stretch, in_a_row, stretch_of
 from stepgraph.passes.overlap.templates import schedule_phase
-from stepgraph.passes.parts import Part, StageCost, counted, part_of
 from stepgraph.passes.pipeline.schedules import schedule_of
+from stepgraph.passes.stepping.parts import Part, StageCost, counted, part_of
 
 
 @attrs.frozen

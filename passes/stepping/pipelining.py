@@ -8,13 +8,13 @@ from itertools import pairwise
 import attrs
 
 from stepgraph.errors import InputError, refuse
-from stepgraph.passes.parts import StageCost, joined_chunks
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, Mode, refuse_without_pairs
 from stepgraph.passes.pipeline.schedule import Schedule
 from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.pipeline.simulation import simulate_schedule
 from stepgraph.passes.pipeline.timing import Timing
+from stepgraph.passes.stepping.parts import StageCost, joined_chunks
 
 MOST_SLOTS = 150_000
 """Stages x micro-batches that are simulated one by one, a few seconds; with a steady state a step may be longer."""

@@ -17,7 +17,12 @@ import attrs
 from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.costing import Costs
-from stepgraph.passes.gradsync import (
+from stepgraph.passes.overlap.gradients import bucketed_tasks
+from stepgraph.passes.overlap.policies import SMS
+from stepgraph.passes.overlap.streams import COMPUTE, Task, schedule
+from stepgraph.passes.overlap.templates import sms_of
+from stepgraph.passes.pipeline.accounts import PipelineRun
+from stepgraph.passes.stepping.gradsync import (
     Piece,
     Travel,
     gathers,
@@ -27,12 +32,7 @@ from stepgraph.passes.gradsync import (
     travels_of,
     without_copies,
 )
-from stepgraph.passes.overlap.gradients import bucketed_tasks
-from stepgraph.passes.overlap.policies import SMS
-from stepgraph.passes.overlap.streams import COMPUTE, Task, schedule
-from stepgraph.passes.overlap.templates import sms_of
-from stepgraph.passes.parts import StageCost
-from stepgraph.passes.pipeline.accounts import PipelineRun
+from stepgraph.passes.stepping.parts import StageCost
 
 
 @attrs.frozen

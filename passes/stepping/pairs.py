@@ -12,11 +12,11 @@ from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import Costs
 from stepgraph.passes.overlap.merging import merge_layers
-from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.actions import Slot
 from stepgraph.passes.pipeline.schedule import Schedule
 from stepgraph.passes.pipeline.schedules import schedule_of
-from stepgraph.passes.stagecosts import cost_template, positions, spent_part
+from stepgraph.passes.stepping.parts import Part, StageCost
+from stepgraph.passes.stepping.stagecosts import cost_template, positions, spent_part
 
 Pair = tuple[int, int]
 """Stage of the forward, stage of the backward."""

@@ -10,12 +10,12 @@ from stepgraph.ir.program import Program
 from stepgraph.passes.base import Setting
 from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.costing import Costs
-from stepgraph.passes.pairs import Pair, count_pairs, joint_changes, pair_changes, pair_s
-from stepgraph.passes.parts import Part, StageCost
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.timing import Timing
-from stepgraph.passes.pipelining import Pipelining
-from stepgraph.passes.stepsync import Beside, RankSync, arrivals_s, gathered, held_s, reduced, syncs_of
+from stepgraph.passes.stepping.pairs import Pair, count_pairs, joint_changes, pair_changes, pair_s
+from stepgraph.passes.stepping.parts import Part, StageCost
+from stepgraph.passes.stepping.pipelining import Pipelining
+from stepgraph.passes.stepping.stepsync import Beside, RankSync, arrivals_s, gathered, held_s, reduced, syncs_of
 
 
 @attrs.frozen
