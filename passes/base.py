@@ -18,31 +18,13 @@ AUTO = "auto"
 
 
 @attrs.frozen
-class Setting:
-    """Target, profile, efficiency law, launch model, overlap and point-to-point mode, resolved.
+class Software:
+    """How software runs: profile, efficiency law, launch model, overlap and point-to-point mode, resolved.
 
     eta: "constant" (one efficiency per named op, the source text's way) or "shape" (tiles, waves and HBM side).
     launch: "additive", "host" or "both"; cuda_graphs: whether the host issues graphs instead of kernels. overlap: which
     collectives run under computation. p2p: how a pipeline's transfers are issued; None is what is usual for its schedule.
     """
-
-    target: Target
-    profile: Profile
-    eta: str = "constant"
-    launch: str = "both"
-    cuda_graphs: bool = False
-    overlap: Policy = Policy()
-    p2p: Mode | None = None
-
-    @property
-    def launching(self) -> Launching:
-        """What launches cost here. Raises: InputError (launch)."""
-        return launching(self.target, self.launch, cuda_graphs=self.cuda_graphs)
-
-
-@attrs.frozen
-class Software:
-    """What of a setting is no machine: see `Setting`."""
 
     profile: Profile
     eta: str = "constant"
@@ -54,7 +36,20 @@ class Software:
     def on(self, target: Target) -> Setting:
         """The setting on a target. Raises: InputError (launch) when the target lacks a figure that is needed."""
         launching(target, self.launch, cuda_graphs=self.cuda_graphs)
-        return Setting(target, self.profile, self.eta, self.launch, self.cuda_graphs, self.overlap, self.p2p)
+        names = (self.profile, self.eta, self.launch, self.cuda_graphs, self.overlap, self.p2p)
+        return Setting(*names, target=target)
+
+
+@attrs.frozen
+class Setting(Software):
+    """What a prediction is made under: software on a target."""
+
+    target: Target = attrs.field(kw_only=True)
+
+    @property
+    def launching(self) -> Launching:
+        """What launches cost here. Raises: InputError (launch)."""
+        return launching(self.target, self.launch, cuda_graphs=self.cuda_graphs)
 
 
 def software(

@@ -30,7 +30,6 @@ class Launching:
     Source: facts on either are figures of the target (`launch.gap_s`, `launch.host_issue_s`, `launch.graph_node_s`).
     """
 
-    name: str
     gap_s: float
     issue_s: float
 
@@ -57,7 +56,7 @@ def launching(target: Target, name: str = "both", *, cuda_graphs: bool = False) 
     if issue_s is None:
         what = f"target {target.name} has no figure for a node of a CUDA graph"
         raise refuse("launch", "--cuda-graphs", what, "launch.graph_node_s in the target file")
-    return Launching(name, 0.0 if name == "host" else target.launch.gap_s, 0.0 if name == "additive" else issue_s)
+    return Launching(0.0 if name == "host" else target.launch.gap_s, 0.0 if name == "additive" else issue_s)
 
 
 @attrs.frozen
@@ -95,14 +94,6 @@ class Stretch:
     device_s: float = 0.0
     reach_s: float = float("-inf")
 
-    def then(self, other: Stretch) -> Stretch:
-        """This stretch and another right after it, host and device each carrying on."""
-        return Stretch(
-            self.issue_s + other.issue_s,
-            self.device_s + other.device_s,
-            max(self.reach_s + other.device_s, self.issue_s + other.reach_s),
-        )
-
     def times(self, count: int) -> Stretch:
         """`count` of these in a row. The latest end is that of the first or of the last, whichever is held up more."""
         if count == 0:
@@ -117,7 +108,7 @@ class Stretch:
 
 
 def in_a_row(stretches: Iterable[Stretch]) -> Stretch:
-    """Stretches one after the other; as `then`, for many."""
+    """Stretches one right after the other, host and device each carrying on."""
     issue_s = device_s = 0.0
     reach_s = float("-inf")
     for own in stretches:

@@ -19,6 +19,7 @@ from stepgraph.passes.buckets import Buckets
 from stepgraph.passes.comparison import Totals
 from stepgraph.passes.costing import Costs, costs
 from stepgraph.passes.fusing.programs import seam_counts, template_counts
+from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.profiles import operand_bytes
 from stepgraph.passes.stepping.parts import Part
 from stepgraph.passes.stepping.stagecosts import cost_stages, spent_part, spent_s
@@ -45,14 +46,15 @@ def module_totals(target: Graph | Program, setting: Setting) -> dict[str, Totals
 
 def _program_parts(program: Program, setting: Setting) -> dict[str, Part]:
     found: dict[str, Part] = {}
+    split = schedule_of(program.schedule).splits_backward
     for name, count in _counted(program):
-        _gather(found, _graph_parts(program[name], setting), count)
+        _gather(found, _graph_parts(program[name], setting, split=split), count)
     spanned = {(seam.left, seam.right) for seam in program.seam_groups}
     bare = attrs.evolve(program, seam_groups=())
     for (left, right), count in seam_counts(program).items():
         if (left, right) in spanned:  # what the kernels across this seam change
-            _gather(found, _graph_parts(seam_graph(program, left, right), setting), count)
-            _gather(found, _graph_parts(seam_graph(bare, left, right), setting), -count)
+            _gather(found, _graph_parts(seam_graph(program, left, right), setting, split=split), count)
+            _gather(found, _graph_parts(seam_graph(bare, left, right), setting, split=split), -count)
     costed = {graph.name: costs(graph, setting) for graph in program.templates}
     dry_s = sum(stage.dry_s for stage in cost_stages(program, costed, setting))
     return found | ({HOST: Part(Buckets(launch=dry_s))} if dry_s else {})
@@ -69,7 +71,7 @@ def _gather(found: dict[str, Part], parts: _Parts, count: int) -> None:
         found[name] = found.get(name, Part()) + part * count
 
 
-def _graph_parts(graph: Graph, setting: Setting) -> dict[str, Part]:
+def _graph_parts(graph: Graph, setting: Setting, *, split: bool = False) -> dict[str, Part]:
     cost = costs(graph, setting)
     for group in graph.groups:
         if len({graph.by_name[name].module for name in group.members}) > 1:
@@ -77,7 +79,7 @@ def _graph_parts(graph: Graph, setting: Setting) -> dict[str, Part]:
     positions: dict[str, list[int]] = {}
     for index, op in enumerate(graph.ops):
         positions.setdefault(op.module or STREAM, []).append(index)
-    op_s = spent_s(cost, setting)
+    op_s = spent_s(cost, setting, split=split)
     return {name: spent_part(cost, chosen, op_s, setting) for name, chosen in positions.items()}
 
 

@@ -28,6 +28,7 @@ from stepgraph.passes.base import Setting, setting
 from stepgraph.passes.exchanges import exchanges
 from stepgraph.passes.iteration import Iteration, iterate
 from stepgraph.passes.modelflops import Mfu, count_flops, count_params, mfu
+from stepgraph.passes.overlap.policies import Policy
 from stepgraph.passes.pipeline.schedules import schedule_of
 from stepgraph.passes.seating import seat, seating_note
 from stepgraph.passes.stepping.parts import Part, StageCost
@@ -70,9 +71,7 @@ def predict_under(
     model: Model, layout: Layout, machine: Setting, rules: Sequence[AnyRule] = (), rank: int | None = None
 ) -> Prediction:
     """Predict one training step under a whole setting: see `predict`. Raises: InputError."""
-    layout, notes = modelled_layout(layout, model)
-    check_overlap(machine.overlap, layout, model)
-    check_microbatches(layout, machine.overlap)
+    layout, notes = modelled_layout(layout, model, machine.overlap)
     shown = _stage_of(rank, layout)
     program = lower(model, layout)
     chosen = seat(machine, program)
@@ -104,9 +103,14 @@ def _rewrite_notes(rules: Sequence[AnyRule]) -> tuple[str, ...]:
     return tuple(str(relower_site(rule).reasons[0]) for rule in rules if isinstance(rule, Rewrite))
 
 
-def modelled_layout(layout: Layout, model: Model) -> tuple[Layout, tuple[str, ...]]:
-    """The resolved layout and what was decided for the user. Raises: InputError also for what has no time model yet."""
+def modelled_layout(layout: Layout, model: Model, policy: Policy) -> tuple[Layout, tuple[str, ...]]:
+    """The resolved layout, and what was decided for the user.
+
+    Raises: InputError also where the overlap policy does not fit it, or its schedule does not take its micro-batches.
+    """
     layout, notes = resolve_layout(layout, model)
+    check_overlap(policy, layout, model)
+    check_microbatches(layout, policy)
     return layout, notes
 
 

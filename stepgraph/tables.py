@@ -85,9 +85,10 @@ def show_prediction(p: Prediction) -> None:
         console.print(line)
     console.print(f"\nWhere the step goes on rank {p.rank}:\n")
     show_table(console, _buckets(p, _bar(console)))
-    if p.overlap != "none" and _communication(p).row_count:
+    communication = _communication(p)
+    if p.overlap != "none" and communication.row_count:
         console.print(f"\nCommunication of rank {p.rank} under overlap policy {p.overlap}:\n")
-        show_table(console, _communication(p))
+        show_table(console, communication)
     if len(p.stages) > 1:
         console.print("\nStages: forward, backward and kernels of one micro-batch, wait and idle of the step:\n")
         show_table(console, _stages(p))

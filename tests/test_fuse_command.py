@@ -138,6 +138,37 @@ def test_a_rule_of_a_file_against_another_set(rules: str) -> None:
     assert found["after"]["step_time_s"] > found["before"]["step_time_s"]
 
 
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv"])
+def test_modules_add_up_where_collectives_run_beside_gemms(schedule: str) -> None:
+    """Weight gradients run apart under zbv, and hide no collective; modules say so as phases do."""
+    layout = ("--tp", "4", "--pp", "2", "--vpp", "2", "--schedule", schedule, "--seq", "1024", "--global-batch", "8")
+    plain, found = (run_json("llama-3-8b", *layout, "--overlap", name) for name in ("none", "tp-comm-overlap"))
+    for side in ("before", "after"):
+        modules = sum(totals["time_s"] for totals in found[side]["modules"].values())
+        assert modules == pytest.approx(found[side]["time_s"], rel=1e-12)
+        assert modules < plain[side]["time_s"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--overlap", "tp-comm-overlap"), "overlap-tp-comm", "tp-comm-overlap with tp = 1"),
+        (("--overlap", "overlap-moe-expert-parallel-comm"), "overlap-expert-comm", "with ep = 1"),
+        (
+            ("--pp", "2", "--vpp", "2", "--schedule", "dualpipev", "--global-batch", "3"),
+            "pipeline-microbatches",
+            "global_batch: DualPipeV with pp = 2 cannot take n = 3",
+        ),
+    ],
+)
+def test_what_predict_refuses_is_refused_in_its_words(options: tuple[str, ...], code: str, said: str) -> None:
+    fused, predicted = (CliRunner().invoke(main, [name, "llama-3-8b", *options]) for name in ("fuse", "predict"))
+    assert (fused.exit_code, fused.stderr) == (predicted.exit_code, predicted.stderr)
+    assert fused.exit_code == 2
+    assert f"[{code}]" in fused.stderr
+    assert said in fused.stderr
+
+
 def test_step_time_and_mfu_are_those_of_predict(llama: Any) -> None:
     for side, fusions in (("before", "none"), ("after", "basic")):
         prediction = stepgraph.predict("llama-3-8b", stepgraph.Layout(), "h100", fusions=fusions)

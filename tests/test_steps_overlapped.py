@@ -30,7 +30,7 @@ from stepgraph.passes.stepping.pairs import count_pairs, pair_changes, pair_s
 from stepgraph.passes.stepping.parts import Part, StageCost
 from stepgraph.passes.stepping.pipelining import Pipelining
 from stepgraph.passes.stepping.stagecosts import cost_template
-from stepgraph.passes.stepping.stepsync import RankSync, arrivals_s, gather_tasks, syncs_of
+from stepgraph.passes.stepping.stepsync import RankSync, arrivals_s, gather_chains, reduced, syncs_of
 
 H100 = stepgraph.load_target("h100")
 DENSE = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 16})
@@ -268,7 +268,7 @@ def test_parameter_gathers_look_one_bucket_ahead() -> None:
 
 def test_each_buffer_has_a_chain_of_its_own() -> None:
     """Two chains: the first bucket of each is waited for, the second of the dense one hides under 5 of compute."""
-    tasks = gather_tasks([[(0.0, 2.0), (5.0, 3.0)], [(1.0, 1.5)]], 9.0)
+    tasks = gather_chains([[(0.0, 2.0), (5.0, 3.0)], [(1.0, 1.5)]], 9.0)
     line = schedule(tasks)
     # dense 0 - 2; dense.1 issued at 2, 2 - 5; compute 2 - 3; expert issued at 3, 5 - 6.5; compute 6.5 - 10.5, then 4 more
     assert line.makespan_s == 2 + 1 + (6.5 - 3) + 4 + 4
@@ -328,6 +328,25 @@ def test_interleaved_ranks_expose_the_first_chunk() -> None:
     exposed = first.reduce_s - found.changes[0].before_norm.hidden.dp
     assert exposed == pytest.approx(sum(travel.reduce_s for travel in first.shares(0)), rel=1e-9)
     assert first.reduce_s / 2 < exposed < first.reduce_s  # half of the layers, and the embedding
+
+
+@pytest.mark.parametrize("times", [1, 30])
+def test_interleaved_ranks_reduce_the_later_chunk_together(times: int) -> None:
+    """Rank r issues chunk 1 r backwards of chunk 0 late, chunk 0 at its end; the link takes one after the other."""
+    step = costed("interleaved", "overlap-grad-reduce")
+    run = step.at(8).pipeline
+    for sync in syncs(step):
+        slow = attrs.evolve(
+            sync, travels=tuple(attrs.evolve(own, reduce_s=own.reduce_s * times) for own in sync.travels)
+        )
+        early_s, late_s = (sum(own.reduce_s for own in slow.shares(chunk)) for chunk in (0, 1))
+        first, second = sync.stages
+        end_s = run.last_backward_s[first]
+        issued_s = min(run.last_backward_s[second] + sync.rank * step.stages[first].backward.time_s, end_s)
+        free = attrs.evolve(step.setting, overlap=attrs.evolve(step.setting.overlap, contention=False))
+        found = reduced(slow, run, step.stages, free, step.how.order_of())
+        expected = max(issued_s + late_s, end_s) + early_s - run.ranks[sync.rank].end_s
+        assert found.exposed_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_without_chunks_later_stages_gather_on_the_way_down() -> None:

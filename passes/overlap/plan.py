@@ -44,9 +44,10 @@ class Join:
 class Partners:
     """Which ops are issued with which others, by position.
 
-    beside: matmul -> collective issued just before it and awaited just after it. rings: matmul -> its all-gather. pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued
-    while it runs, and then a wait for it. loose: other collectives that the next op does not wait for. ahead: op ->
-    collectives issued just before it, which only their readers wait for.
+    beside: matmul -> collective issued just before it and awaited just after it. rings: matmul -> its all-gather.
+    pipelines: matmul -> its reduce-scatter. windows: collective -> ops issued while it runs, and then a wait for it.
+    loose: other collectives that the next op does not wait for. ahead: op -> collectives issued just before it, which
+    only their readers wait for.
     """
 
     beside: Mapping[int, int] = _NO_PAIRS

@@ -6,10 +6,17 @@ from collections.abc import Iterator
 
 from stepgraph.errors import Problem
 from stepgraph.passes.overlap.policies import Policy
+from stepgraph.passes.pipeline.schedules import SCHEDULES, Schedule
 
 _WHERE = "--overlap"
 
-PAIRING = ("interleaved", "dualpipev")
+
+def _pairs_on_ranks(schedule: Schedule) -> bool:
+    form = schedule.combined or schedule
+    return form.pairs and form.most_ranks != 1
+
+
+PAIRING = tuple(name for name, schedule in SCHEDULES.items() if _pairs_on_ranks(schedule))
 """Pipeline schedules that run forwards and backwards as pairs."""
 
 

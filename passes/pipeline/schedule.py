@@ -31,7 +31,9 @@ class Schedule:
     shape: how the stages lie on the ranks, "loop" or "v". chunks: stages per rank, 0 where any number from
     `fewest_chunks` on will do. most_ranks: 0 for no limit. splits_backward: whether the gradients of inputs and
     weights are actions of their own. takes: whether (ranks, chunks, microbatches) works; `takes_text` says it in
-    words. pairs: whether slots of a forward and a backward occur. combined: the form in which a forward and a backward run as one slot, where Megatron-LM has one.
+    words. pairs: whether slots of a forward and a backward occur. combined: the form in which a forward and a backward
+    run as one slot, where Megatron-LM has one. blocking: whether its transfers are usually calls that block. aligned:
+    whether all ranks begin to reduce the gradients of a chunk together.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Schedule:
     takes_text: str = "1 or more"
     pairs: bool = False
     combined: Schedule | None = None
+    blocking: bool = False
+    aligned: bool = False
 
     def order(self, ranks: int, chunks: int, microbatches: int) -> Order:
         """The order of every rank, for `ranks` ranks of `chunks` stages each and `microbatches` micro-batches.

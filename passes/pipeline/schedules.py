@@ -50,6 +50,7 @@ _ALL: Final = (
         splits_backward=False,
         source="Huang et al. 2019, GPipe",
         rank_slots=gpipe,
+        blocking=True,
     ),
     Schedule(
         "1f1b",
@@ -60,6 +61,7 @@ _ALL: Final = (
         source=f"Narayanan et al. 2021, section 2.2; {_MEGATRON}/schedules.py",
         rank_slots=one_f_one_b,
         repeating=ONE_F_ONE_B_REPEATS,
+        blocking=True,
         combined=Schedule(
             "1f1b",
             "combined 1F1B",
@@ -82,6 +84,7 @@ _ALL: Final = (
         source=f"Narayanan et al. 2021, section 2.2; {_MEGATRON}/schedules.py; {_TORCH} (ScheduleInterleaved1F1B)",
         rank_slots=interleaved,
         repeating=INTERLEAVED_REPEATS,
+        aligned=True,
         takes=_equal_groups,
         takes_text=_GROUPS,
         combined=Schedule(
@@ -95,6 +98,7 @@ _ALL: Final = (
             pairs=True,
             repeating=COMBINED_REPEATS,
             fewest_chunks=2,
+            aligned=True,
             takes=_multiple,
             takes_text="a multiple of pp",
         ),

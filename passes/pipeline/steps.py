@@ -51,7 +51,7 @@ def kind_name(kind: int) -> str:
     """A kind in words. `send_forward`; `wait_recv_backward` where the call only waits."""
     if kind >= HOLD:
         return {HOLD: "hold", AWAIT: "await"}.get(kind, "forward_backward")
-    if kind < HOLD and kind >= SEND_FORWARD:
+    if is_transfer(kind):
         prefix = "post_" if kind & POSTED else "wait_" if kind & AWAITED else ""
         return prefix + KIND_NAMES[kind & 7]
     return KIND_NAMES[kind]

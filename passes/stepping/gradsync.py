@@ -55,13 +55,11 @@ def travels_of(step: Costs) -> tuple[Travel, ...]:
             continue
         experts = op.name.startswith("step.experts")
         known = found.get(experts, Travel(experts))
-        reduce_s, gather_s = (0.0, seconds) if op.kind == "all_gather" else (seconds, 0.0)
-        size = (
-            known.bucket_elements
-            if op.kind == "all_gather"
-            else -(-op.inputs[0].elements // int(op.attr("pieces", 1) or 1))
-        )
-        found[experts] = Travel(experts, known.reduce_s + reduce_s, known.gather_s + gather_s, size)
+        if op.kind == "all_gather":
+            found[experts] = attrs.evolve(known, gather_s=known.gather_s + seconds)
+            continue
+        size = -(-op.inputs[0].elements // int(op.attr("pieces", 1) or 1))
+        found[experts] = attrs.evolve(known, reduce_s=known.reduce_s + seconds, bucket_elements=size)
     return tuple(found.values())
 
 

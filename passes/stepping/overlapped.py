@@ -61,8 +61,8 @@ def run_overlapped(step: CostedStages, microbatches: int) -> tuple[PipelineRun, 
         run, inside = gather(step, syncs, run, microbatches)
         changes = [_gathers(*found) for found in zip(changes, syncs, inside, strict=True)]
     if policy.grad_reduce:
-        how = {"aligned": step.how.schedule == "interleaved", "bucketed": not step.how.order_of().splits_backward}
-        beside = [reduced(sync, run, step.stages, step.setting, **how) for sync in syncs]
+        order = step.how.order_of()
+        beside = [reduced(sync, run, step.stages, step.setting, order) for sync in syncs]
         changes = [_reductions(*found) for found in zip(changes, syncs, beside, strict=True)]
     return run, tuple(changes)
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 import attrs
 
 from stepgraph.errors import InputError, refuse
+from stepgraph.passes.overlap.policychecks import PAIRING
 from stepgraph.passes.pipeline.accounts import PipelineRun
 from stepgraph.passes.pipeline.modes import ASYNC, BLOCKING, Mode, refuse_without_pairs
 from stepgraph.passes.pipeline.schedule import Schedule
@@ -63,7 +64,7 @@ class Pipelining:
             return schedule.combined
         if not schedule.pairs:
             what = f"schedule {self.schedule} never runs a forward and a backward together"
-            expected = "--schedule 1f1b" if self.ranks == 1 else "--schedule interleaved or dualpipev"
+            expected = "--schedule 1f1b" if self.ranks == 1 else f"--schedule {' or '.join(PAIRING)}"
             raise refuse("overlap-expert-comm", "--overlap", what, expected)
         return schedule
 
@@ -115,7 +116,7 @@ def usual_transfers(schedule: str) -> Mode:
     Megatron-LM's interleaved schedule hides its transfers in the steady state (mode overlap). With equal stages and hops
     shorter than a chunk's forward that takes as long as sends that never block, which are simulated four times as fast.
     """
-    return BLOCKING if schedule in ("1f1b", "gpipe") else ASYNC
+    return BLOCKING if schedule_of(schedule).blocking else ASYNC
 
 
 def timing_of(stages: Sequence[StageCost], hops_forward_s: Sequence[float], hops_backward_s: Sequence[float]) -> Timing:

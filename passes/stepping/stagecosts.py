@@ -73,10 +73,10 @@ def cost_template(cost: Costs, setting: Setting, *, split: bool = False) -> Temp
     norm = max((i for i, op in enumerate(ops) if row_of(op.kind).awaited), default=len(ops))
     step = positions(cost.graph, Phase.STEP)
     weights = weight_positions(cost.graph)
-    backward, op_s = _pass(cost, Phase.BACKWARD, setting, weights if split else [])
+    op_s = spent_s(cost, setting, split=split)
     return TemplateCost(
-        _pass(cost, Phase.FORWARD, setting)[0],
-        backward,
+        _pass(cost, Phase.FORWARD, op_s, setting),
+        _pass(cost, Phase.BACKWARD, op_s, setting),
         part_of(cost, [i for i in step if i <= norm], setting),
         part_of(cost, [i for i in step if i > norm], setting),
         float(op_s[weights].sum()),
@@ -108,28 +108,27 @@ def positions(graph: Graph, phase: Phase) -> list[int]:
     return [i for i, op in enumerate(graph.ops) if op.phase is phase]
 
 
-def _pass(cost: Costs, phase: Phase, setting: Setting, last: Sequence[int] = ()) -> tuple[Pass, Floats]:
-    """One pass, its collectives beside its computation as far as the policy has it so; and what each op adds to it."""
-    chosen, launch = positions(cost.graph, phase), setting.launching
-    op_s: Floats = cost.time_s + cost.kernels * launch.gap_s
-    if not setting.overlap.overlaps:
-        return Pass(part_of(cost, chosen, setting), stretch_of(cost.kernels[chosen], op_s[chosen], launch)), op_s
-    op_s = schedule_phase(cost.graph, phase, op_s.tolist(), setting.overlap, setting, last).op_s
-    stretch = stretch_of(cost.kernels[chosen], op_s[chosen], launch)
-    return Pass(spent_part(cost, chosen, op_s, setting), stretch), op_s
+def _pass(cost: Costs, phase: Phase, op_s: Floats, setting: Setting) -> Pass:
+    """One pass, of which each op takes what it adds: see `spent_s`."""
+    chosen = positions(cost.graph, phase)
+    overlaps = setting.overlap.overlaps
+    part = spent_part(cost, chosen, op_s, setting) if overlaps else part_of(cost, chosen, setting)
+    return Pass(part, stretch_of(cost.kernels[chosen], op_s[chosen], setting.launching))
 
 
-def spent_s(cost: Costs, setting: Setting) -> Floats:
-    """What each op adds to its phase, launches included: under a policy, only what shows of a collective."""
-    alone_s: Floats = cost.time_s + cost.kernels * setting.launching.gap_s
+def spent_s(cost: Costs, setting: Setting, *, split: bool = False) -> Floats:
+    """What each op adds to its phase, launches included: under a policy, only what shows of a collective.
+
+    split: whether weight gradients run apart, after all others, so that no collective hides under them.
+    """
+    spent: Floats = cost.time_s + cost.kernels * setting.launching.gap_s
     if not setting.overlap.overlaps:
-        return alone_s
-    passes = (Phase.FORWARD, Phase.BACKWARD)
-    found = [schedule_phase(cost.graph, phase, alone_s.tolist(), setting.overlap, setting) for phase in passes]
-    for phase, line in zip(passes, found, strict=True):
+        return spent
+    alone_s = spent.tolist()
+    for phase, last in ((Phase.FORWARD, []), (Phase.BACKWARD, weight_positions(cost.graph) if split else [])):
         chosen = positions(cost.graph, phase)
-        alone_s[chosen] = line.op_s[chosen]
-    return alone_s
+        spent[chosen] = schedule_phase(cost.graph, phase, alone_s, setting.overlap, setting, last).op_s[chosen]
+    return spent
 
 
 def spent_part(cost: Costs, chosen: list[int], op_s: Floats, setting: Setting) -> Part:
@@ -214,7 +213,7 @@ def _dry_s(runs: Sequence[Run], found: Mapping[str, TemplateCost], seams: _Seams
         cost, seam = found[template], seams.get(pair)
         unit = (cost.backward if back else cost.forward).stretch
         if seam is not None:
-            unit = unit.then((seam.backward if back else seam.forward).stretch)
+            unit = in_a_row((unit, (seam.backward if back else seam.forward).stretch))
         return unit.times(count)
 
     ordered = runs[::-1] if back else runs

@@ -22,6 +22,7 @@ from stepgraph.passes.overlap.policies import SMS
 from stepgraph.passes.overlap.streams import COMPUTE, Task, schedule
 from stepgraph.passes.overlap.templates import sms_of
 from stepgraph.passes.pipeline.accounts import PipelineRun
+from stepgraph.passes.pipeline.schedule import Schedule
 from stepgraph.passes.stepping.gradsync import (
     Piece,
     Travel,
@@ -99,22 +100,20 @@ def syncs_of(
     return tuple(found)
 
 
-def reduced(
-    sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting, *, aligned: bool, bucketed: bool
-) -> Beside:
+def reduced(sync: RankSync, run: PipelineRun, stages: Sequence[StageCost], setting: Setting, order: Schedule) -> Beside:
     """Gradient collectives of a rank whose last backward ends when `run` says.
 
-    bucketed: rank 0, if it has one chunk, reduces bucket by bucket in its last backward (not where weight gradients run
-    apart). All others reduce a chunk when its last backward is done; with one chunk that is in their bubble. aligned: rank
-    r waits for r backwards of the chunk that follows, so that all ranks begin together, as Megatron-LM's interleaved
-    schedule has it; the first chunk, which comes last, is never late.
+    Rank 0, if it has one chunk, reduces bucket by bucket in its last backward, unless the order splits backwards. All
+    others reduce a chunk when its last backward is done; with one chunk that is in their bubble. In an aligned order rank
+    r waits for r backwards of the chunk that follows, so that all ranks begin together; the first chunk, which comes last,
+    is never late.
     """
     end_s = run.ranks[sync.rank].end_s
-    if bucketed and len(sync.chunks) == 1 and sync.rank == 0:
+    if len(sync.chunks) == 1 and sync.rank == 0 and not order.splits_backward:
         begin = end_s - stages[sync.stages[0]].backward.time_s
         calls = [(begin + at, own) for travel in sync.travels for at, own in reductions(sync.chunks[0], travel)]
     else:
-        calls = [_whole(sync, chunk, run, stages, aligned=aligned) for chunk in range(len(sync.chunks))]
+        calls = [_whole(sync, chunk, run, stages, aligned=order.aligned) for chunk in range(len(sync.chunks))]
     calls = sorted((min(max(at, 0.0), end_s), own) for at, own in calls)
     marks = [0.0, *(at for at, _ in calls), end_s]
     pieces = [max(0.0, after - before) for before, after in pairwise(marks)]
@@ -139,11 +138,11 @@ def gathered(sync: RankSync, stages: Sequence[StageCost], setting: Setting) -> B
     if sync.rank:
         return Beside(sync.gather_s)
     chains = [gathers(sync.chunks[0], travel) for travel in sync.travels]
-    line = schedule(gather_tasks(chains, stages[sync.stages[0]].forward.time_s), sms_of(setting.overlap, setting))
+    line = schedule(gather_chains(chains, stages[sync.stages[0]].forward.time_s), sms_of(setting.overlap, setting))
     return Beside(line.total_exposed_s, line.slowdown_s)
 
 
-def gather_tasks(chains: Sequence[Sequence[tuple[float, float]]], forward_s: float) -> list[Task]:
+def gather_chains(chains: Sequence[Sequence[tuple[float, float]]], forward_s: float) -> list[Task]:
     """One forward whose parameters are gathered one bucket ahead, each chain (needed, seconds) of buckets by itself.
 
     Where a bucket is needed it is issued if it was not, waited for, and the next of its chain is issued.

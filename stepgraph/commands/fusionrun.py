@@ -110,7 +110,7 @@ def run_fusions(
     fusions, against: what the rules are called, and the rules. Raises: InputError for a layout that cannot be, and for a
     rule's check that fails.
     """
-    layout, notes = modelled_layout(layout, model)
+    layout, notes = modelled_layout(layout, model, chosen.overlap)
     program = lower(model, layout)
     machine, chosen = chosen.target, seat(chosen, program)
     notes = (*notes, *seating_note(machine, chosen.target), *dropping_note(layout))

@@ -14,9 +14,6 @@ from stepgraph.ir.pipelines import PIPELINES
 from stepgraph.passes.pipeline.schedules import SCHEDULES
 from stepgraph.tables import new_console, new_table, show_table
 
-ALL = "all"
-"""What `--schedule` takes for every schedule."""
-
 Found = dict[str, Answer | InputError]
 """By schedule, what it comes to, or why it does not run."""
 
