@@ -29,7 +29,7 @@ from stepgraph.passes.stepping.gradsync import Piece, Travel
 from stepgraph.passes.stepping.pairs import count_pairs, pair_changes, pair_s
 from stepgraph.passes.stepping.parts import Part, StageCost
 from stepgraph.passes.stepping.pipelining import Pipelining
-from stepgraph.passes.stepping.stagecosts import cost_template
+from stepgraph.passes.stepping.stagecosts import cost_template, weight_positions
 from stepgraph.passes.stepping.stepsync import RankSync, arrivals_s, gather_chains, reduced, syncs_of
 
 H100 = stepgraph.load_target("h100")
@@ -330,11 +330,13 @@ def test_interleaved_ranks_expose_the_first_chunk() -> None:
     assert first.reduce_s / 2 < exposed < first.reduce_s  # half of the layers, and the embedding
 
 
+@pytest.mark.parametrize("lag", [1, 100])  # so late that the pipeline has ended before
 @pytest.mark.parametrize("times", [1, 30])
-def test_interleaved_ranks_reduce_the_later_chunk_together(times: int) -> None:
+def test_interleaved_ranks_reduce_the_later_chunk_together(times: int, lag: int) -> None:
     """Rank r issues chunk 1 r backwards of chunk 0 late, chunk 0 at its end; the link takes one after the other."""
     step = costed("interleaved", "overlap-grad-reduce")
     run = step.at(8).pipeline
+    stages = [attrs.evolve(stage, backward=stage.backward * lag) for stage in step.stages]
     for sync in syncs(step):
         slow = attrs.evolve(
             sync, travels=tuple(attrs.evolve(own, reduce_s=own.reduce_s * times) for own in sync.travels)
@@ -342,11 +344,65 @@ def test_interleaved_ranks_reduce_the_later_chunk_together(times: int) -> None:
         early_s, late_s = (sum(own.reduce_s for own in slow.shares(chunk)) for chunk in (0, 1))
         first, second = sync.stages
         end_s = run.last_backward_s[first]
-        issued_s = min(run.last_backward_s[second] + sync.rank * step.stages[first].backward.time_s, end_s)
+        issued_s = min(run.last_backward_s[second] + sync.rank * stages[first].backward.time_s, end_s)
         free = attrs.evolve(step.setting, overlap=attrs.evolve(step.setting.overlap, contention=False))
-        found = reduced(slow, run, step.stages, free, step.how.order_of())
+        found = reduced(slow, run, stages, free, step.how.order_of())
         expected = max(issued_s + late_s, end_s) + early_s - run.ranks[sync.rank].end_s
         assert found.exposed_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_chunk_is_gathered_while_the_one_before_it_computes() -> None:
+    """Three chunks of two buckets, 1 s each: chunk 1 right behind chunk 0, chunk 2 when chunk 1 begins at 10, a rank early.
+
+    Rank 0 needs the second bucket of chunk 0 after 5 s, when it is long there, so it waits for the first one only.
+    """
+    step = costed("interleaved", "megatron")
+    run = attrs.evolve(step.at(8).pipeline, first_forward_s=(10.0,) * 8)
+    chunk = (Piece(1, False, 0.0, 0.0), Piece(1, False, 5.0, 0.0))
+    stages, travels = (1, 3, 5), (Travel(False, gather_s=6.0),)
+    forward_s = step.stages[3].forward.time_s
+    arrived = (arrivals_s(RankSync(rank, travels, (chunk,) * 3, stages), run, step.stages) for rank in (0, 1, 2))
+    assert next(arrived) == pytest.approx((1.0, 2.0 + 2.0, 10.0 + 2.0))
+    assert next(arrived) == pytest.approx((2.0, 2.0 + 2.0, 10.0 - forward_s + 2.0))
+    assert next(arrived) == pytest.approx((2.0, 2.0 + 2.0, 10.0 - 2 * forward_s + 2.0))
+
+
+def test_what_a_rank_waits_for_its_parameters_is_no_wait_for_the_pipeline() -> None:
+    """Rank 0 receives nothing before its first forward; what it waits there is its first bucket, and counts as dp."""
+    step, found = costed("interleaved", "megatron"), costed("interleaved", "megatron").at(8)
+    plain = costed("interleaved", "overlap-grad-reduce").at(8)
+    (first, *_) = syncs(step)
+    (late_s, *_) = arrivals_s(first, plain.pipeline, step.stages)
+    inside = found.changes[0].inside.buckets
+    assert inside.dp >= late_s > 0
+    assert inside == Buckets(dp=inside.dp, pp_wait=-inside.dp)
+
+
+def test_transfers_are_on_the_link_or_waited_for() -> None:
+    """Sends that never block: of n micro-batches x what the links carry, each rank sees a part."""
+    step = costed("interleaved", "none")
+    found = step.at(8)
+    received_s = step.how.received_s(step.timing)
+    for buckets, hidden, own_s in zip(found.buckets, found.hidden, received_s, strict=True):
+        assert buckets.pp_transfer + hidden.pp_transfer == pytest.approx(8 * own_s, rel=1e-9)
+        assert hidden.pp_transfer > 0
+
+
+def test_of_a_hidden_collective_the_launch_is_hidden_too() -> None:
+    plain, found = (alone(name, tp=4, dp=4).stages[0].backward.buckets for name in ("none", "megatron"))
+    assert found.tp < plain.tp
+    assert found.launch < plain.launch
+
+
+def test_weight_gradients_wait_for_their_host_too() -> None:
+    """Short sequences: the device waits for nearly every kernel, so weight gradients take what issuing them takes."""
+    model = stepgraph.load_model("llama-3-8b", {"num_hidden_layers": 16})
+    step = cost_step(lower(model, layout("zbv", seq=64)), setting(H100))
+    stage, cost = step.program.stages[2], step.stages[2]
+    templates = [step.costed[name] for name in stage.instances]
+    kernels = sum(int(own.kernels[weight_positions(own.graph)].sum()) for own in templates)
+    assert cost.dry_backward_s > 0
+    assert cost.weight_s == pytest.approx(kernels * H100.launch.host_issue_s, rel=1e-9)
 
 
 def test_without_chunks_later_stages_gather_on_the_way_down() -> None:
@@ -360,6 +416,14 @@ def test_without_chunks_later_stages_gather_on_the_way_down() -> None:
     assert [text for text in prediction.warnings if "leave overlap-param-gather out, or use --vpp" in text]
     ahead = stepgraph.predict(DENSE, layout("interleaved"), H100, overlap="megatron")
     assert not [text for text in ahead.warnings if text.startswith("overlap")]
+
+
+@pytest.mark.parametrize(("first", "warned"), [(8, True), (12, False)])
+def test_gathers_on_the_way_down_are_warned_of_where_they_cost_more(first: int, warned: bool) -> None:
+    """With most layers on stage 0, whose gathers hide, stage 1 adds less than the gathers after the update would."""
+    sizes = Layout(pp=2, dp=4, global_batch=32, seq=1024, first_stage_layers=first)
+    warnings = stepgraph.predict(DENSE, sizes, H100, overlap="megatron").warnings
+    assert any("leave overlap-param-gather out" in text for text in warnings) is warned
 
 
 def test_a_policy_that_pairs_nothing_says_so() -> None:
